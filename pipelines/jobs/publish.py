@@ -11,7 +11,7 @@ from hashlib import sha256
 from pipelines.errors import NothingNew, PipelineError
 from pipelines.files.begun import lock_file
 from pipelines.files.folders import read_folder
-from pipelines.files.locations import Location, as_local, location
+from pipelines.files.locations import Location, location
 from pipelines.files.locks import LockedError, held
 from pipelines.jobs.base import Results, job
 from pipelines.progress import say
@@ -39,25 +39,25 @@ def publish(config: Config) -> PublishSummary:
     ):
         making = PublishJob.of(config)
         plan = making.plan()
+        # Also with nothing to write: old collections and missing indexes wait for a job.
+        made = making.run(plan, partial(spark_session, config, needs_context=False))
         if config.run.only_new and plan.is_done:
-            name, version = config.publish.collection, making.lineage.version
-            raise NothingNew(f"run.only_new: {name} has version {version} of the table already")
-        return making.run(plan, partial(spark_session, config, needs_context=False))
+            told = f"{made.name} has version {made.version} of the table already"
+            raise NothingNew(f"run.only_new: {told}")
+        return made
 
 
 @contextmanager
 def _alone(config: Config, folder: Location) -> Iterator[None]:
-    """Keep other jobs from bringing the same collection up to a table on a file system.
+    """Keep other jobs from bringing the same collection up to a table.
 
     Raises:
         PipelineError: Another job does so.
     """
-    settings, path = config.publish, as_local(lock_file(folder))
-    if path is None:
-        yield
-        return
+    settings, path = config.publish, lock_file(folder)
     named = f"{settings.store} {settings.address} {settings.collection}"
-    lock = path.with_name(f"{path.name}-{sha256(named.encode()).hexdigest()[:8]}")
+    # In a bucket it is a file of the table, and has a name as those of other locks there.
+    lock = path.with_name(f"{path.name}-publish.{sha256(named.encode()).hexdigest()[:32]}")
     with ExitStack() as stack:
         try:
             stack.enter_context(held(lock, "publish"))

@@ -19,7 +19,8 @@ from lancedb.index import BTree, HnswSq, LabelList
 
 from pipelines.errors import InputError
 from pipelines.files.stores import first_line
-from pipelines.publishing.store import ADDRESS, Layout, StoreKind, Target
+from pipelines.publishing.store import ADDRESS, Layout, StoreKind, Target, check_names
+from pipelines.settings.redaction import without_password
 
 STATE = "sentence_pipelines"
 METRICS = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
@@ -27,6 +28,11 @@ LEAST_INDEXED = 50_000
 """Rows from which LanceDB gets an index of vectors; it compares fewer exactly, and as fast."""
 KEYS_OF_CONDITION = 1000
 """Keys in a condition, which is a text for LanceDB to parse."""
+SMALLEST = -(2**63)
+SYSTEM_COLUMNS = frozenset(
+    {"_rowaddr", "_rowid", "_rowoffset"}
+    | {"_row_created_at_version", "_row_last_updated_at_version"}
+)
 
 
 class LanceStore:
@@ -68,6 +74,7 @@ class LanceStore:
 
     def create(self, name: str, layout: Layout, state: str) -> None:
         """Create an empty table with its state."""
+        check_names(self._target, layout, _is_refused)
         self._database.create_table(name, schema=_with_state(layout.schema, state))
 
     def write_state(self, name: str, state: str) -> None:
@@ -96,7 +103,12 @@ class LanceStore:
             table.delete(f"`{layout.key.name}` IN ({', '.join(map(_literal, values))})")
 
     def finish(self, name: str, layout: Layout) -> None:
-        """Join small files, and index the key, the filters and the vectors of a large table."""
+        """Join small files, and index the key, the filters and the vectors of a large table.
+
+        A table without readers gets none of this: the switch copies its rows alone.
+        """
+        if name != self._target.collection:
+            return
         table = self._table(name)
         indexed = {column for index in table.list_indices() for column in index.columns}
         wanted: dict[str, BTree | LabelList | HnswSq] = {layout.key.name: BTree()}
@@ -143,10 +155,16 @@ def _in_schema(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
+def _is_refused(name: str) -> bool:
+    """Tell whether a column is one of LanceDB's own, or its name cannot stand in conditions."""
+    return name in SYSTEM_COLUMNS or "." in name or "`" in name
+
+
 def _literal(value: int | str) -> str:
     """Return a key as a literal of SQL."""
     if isinstance(value, int):
-        return str(value)
+        # The parser reads a sign apart from its number, which is too large then.
+        return f"CAST('{value}' AS BIGINT)" if value == SMALLEST else str(value)
     quoted = value.replace("'", "''")
     return f"'{quoted}'"
 
@@ -154,7 +172,9 @@ def _literal(value: int | str) -> str:
 def _open(target: Target) -> LanceStore:
     if target.address.startswith("db://"):
         raise InputError(
-            ADDRESS, f"{target.address} is LanceDB Cloud, not a folder", "Name a folder or a bucket"
+            ADDRESS,
+            f"{without_password(target.address)} is LanceDB Cloud, not a folder",
+            "Name a folder or a bucket",
         )
     return LanceStore(target)
 
@@ -165,11 +185,12 @@ def _is_temporary(error: Exception) -> bool:
 
 
 def _refusal(error: Exception, target: Target) -> InputError | None:
+    shown = without_password(target.address)
     if isinstance(error, OSError):
-        problem = f"{target.address} cannot be read or written ({first_line(error)})"
+        problem = f"{shown} cannot be read or written ({first_line(error)})"
         return InputError(ADDRESS, problem, "Name a folder that this user can write")
     if isinstance(error, ValueError) and "Failed to connect" in str(error):
-        problem = f"{target.address} does not answer ({first_line(error)})"
+        problem = f"{shown} does not answer ({first_line(error)})"
         return InputError(ADDRESS, problem, "Correct the address, or the credentials of the bucket")
     return None
 

@@ -6,7 +6,6 @@ for lists. The state of a collection is one of its properties.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -52,6 +51,8 @@ FILE_ENDING = ".db"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIELDS = {"bool": DataType.BOOL, "int64": DataType.INT64, "double": DataType.DOUBLE}
 _MOST_NUMBERS = 32_768
+# Milvus Lite knows no others, and takes other control characters as they are.
+_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 # Codes of Milvus, and of Milvus Lite, which has others.
 _NO_ALIAS = (1600, 100)
@@ -169,7 +170,7 @@ class MilvusStore:
     def delete(self, name: str, layout: Layout, keys: pa.Array) -> None:
         """Delete rows by key."""
         # For `ids` pymilvus writes such a condition too, and escapes no quotes in it.
-        values = ", ".join(json.dumps(key, ensure_ascii=False) for key in keys.to_pylist())
+        values = ", ".join(map(_literal, keys.to_pylist()))
         self._call("delete", name, filter=f"{layout.key.name} in [{values}]")
 
     def finish(self, name: str, layout: Layout) -> None:
@@ -208,6 +209,11 @@ class MilvusStore:
             from milvus_lite.server_manager import server_manager_instance
 
             server_manager_instance.release_server(self._target.address)
+
+
+def _literal(key: int | str) -> str:
+    """Return a key as it stands in a condition."""
+    return str(key) if isinstance(key, int) else f'"{key.translate(_ESCAPES)}"'
 
 
 def _named(name: str) -> str:

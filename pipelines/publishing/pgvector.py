@@ -11,18 +11,33 @@ floats. Wider ones have no index, and queries compare all rows.
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, LiteralString
 
 import psycopg
 import pyarrow as pa
 from pgvector.psycopg import register_vector
 from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
 
 from pipelines.errors import InputError
 from pipelines.publishing.servers import SECRET, brief, is_ours, unreachable
-from pipelines.publishing.store import ADDRESS, COLUMNS, Layout, StoreKind, Target, vectors_of
+from pipelines.publishing.store import (
+    ADDRESS,
+    COLUMNS,
+    Layout,
+    StoreKind,
+    Target,
+    check_names,
+    unreadable,
+    values_of,
+    vectors_of,
+)
 from pipelines.settings.redaction import without_password
 
 logger = logging.getLogger(__name__)
@@ -30,7 +45,18 @@ logger = logging.getLogger(__name__)
 SCHEMES = ("postgresql://", "postgres://")
 MOST_INDEXED, MOST_INDEXED_AS_HALVES = 2000, 4000
 INDEX_SECONDS = 86_400
-"""The longest time to build an index; that of a request would end large ones."""
+"""The longest time to build an index or to count; that of a request would end large ones."""
+GRACE_SECONDS = 10
+"""Time for the server to report that a statement took too long, before the connection is cut."""
+KEEPALIVES = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+LONGEST_NAME = 63
+"""Bytes of a name; PostgreSQL cuts longer ones."""
+SYSTEM_COLUMNS = frozenset({"cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"})
 OPERATORS = {"cosine": "cosine_ops", "dot": "ip_ops", "euclidean": "l2_ops"}
 TYPES = {
     pa.bool_(): "bool",
@@ -63,7 +89,33 @@ _GRANTS = """
 """
 # Answers at login have no code, only a text.
 _REFUSED_LOGIN = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
+_FULL = ("too many clients", "connection slots", "too many connections")
 _ABSENT = ("does not exist", "could not translate host name", "Name or service not known")
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection that is cut when no answer comes, not even that of the server's own limit."""
+
+    limit: float | None = None
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Wait for the server, ``limit`` seconds at most; psycopg comes here for all its waits."""
+        if self.limit is None:
+            return super().wait(*arguments, **options)
+        timer = threading.Timer(self.limit, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().wait(*arguments, **options)
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        with (
+            suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(self.fileno())) as ours,
+        ):
+            ours.shutdown(socket.SHUT_RDWR)
 
 
 class PgvectorStore:
@@ -72,9 +124,12 @@ class PgvectorStore:
     def __init__(self, target: Target) -> None:
         self._target = target
         seconds = max(2, round(target.timeout))
-        self._connection = psycopg.connect(
+        watched: dict[str, Any] = {**KEEPALIVES, "tcp_user_timeout": str(1000 * seconds)}
+        given = conninfo_to_dict(target.address)
+        self._connection = _Connection.connect(
             target.address,
             autocommit=True,
+            **{name: value for name, value in watched.items() if name not in given},
             connect_timeout=seconds,
             user=target.user,
             password=target.secret,
@@ -94,6 +149,7 @@ class PgvectorStore:
 
     def _limit(self, seconds: float) -> None:
         limit = sql.Literal(round(1000 * seconds))
+        self._connection.limit = seconds + GRACE_SECONDS
         self._do(sql.SQL("SET statement_timeout = {}").format(limit))
 
     def collections(self) -> Mapping[str, str | None]:
@@ -121,6 +177,7 @@ class PgvectorStore:
 
     def create(self, name: str, layout: Layout, state: str) -> None:
         """Create a table with its comment, in a transaction; and the extension before it."""
+        check_names(self._target, layout, _refused_names(layout).__contains__)
         self._do("CREATE EXTENSION IF NOT EXISTS vector")
         register_vector(self._connection)
         key, vector = sql.Identifier(layout.key.name), sql.Identifier(layout.vector.name)
@@ -182,9 +239,10 @@ class PgvectorStore:
     def _copy(self, table: sql.Identifier, layout: Layout, rows: pa.RecordBatch) -> None:
         names = sql.SQL(", ").join(map(sql.Identifier, layout.schema.names))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(table, names)
-        types = [_type(column.type) for column in (layout.key, *layout.payload)]
+        fields = (layout.key, *layout.payload)
+        types = [_type(field.type) for field in fields]
         vectors = list(vectors_of(layout, rows))
-        others = [column.to_pylist() for column in (rows.column(0), *rows.columns[2:])]
+        others = [values_of(field.name, rows.column(field.name)) for field in fields]
         with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
             copy.set_types([types[0], "vector", *types[1:]])
             for row in zip(others[0], vectors, *others[1:], strict=True):
@@ -193,7 +251,9 @@ class PgvectorStore:
     def delete(self, name: str, layout: Layout, keys: pa.Array) -> None:
         """Delete rows by key."""
         statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(
-            sql.Identifier(name), sql.Identifier(layout.key.name)
+            # A statement with values reads a single % as the place of one.
+            sql.Identifier(name),
+            sql.Identifier(layout.key.name.replace("%", "%%")),
         )
         self._do(statement, [keys.to_pylist()])
 
@@ -237,7 +297,8 @@ class PgvectorStore:
     def count(self, name: str) -> int:
         """Return the number of rows."""
         statement = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(name))
-        found = self._do(statement).fetchone()
+        with self._without_limit():
+            found = self._do(statement).fetchone()
         assert found is not None
         return int(found[0])
 
@@ -273,6 +334,16 @@ class PgvectorStore:
         self._connection.close()
 
 
+def _refused_names(layout: Layout) -> set[str]:
+    """Return names of PostgreSQL's own columns, and of those that are equal once they are cut."""
+    cut = Counter(name.encode()[:LONGEST_NAME] for name in layout.schema.names)
+    return {
+        name
+        for name in layout.schema.names
+        if name in SYSTEM_COLUMNS or cut[name.encode()[:LONGEST_NAME]] > 1
+    }
+
+
 def _type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{_type(kind.value_type)}[]"
@@ -301,6 +372,14 @@ def _open(target: Target) -> PgvectorStore:
             "it is no address of PostgreSQL",
             "Write postgresql://user@host:port/database",
         )
+    try:
+        given = conninfo_to_dict(target.address)
+    except psycopg.ProgrammingError:
+        # Its message has a part of the password.
+        raise unreadable() from None
+    port = str(given.get("port") or "").replace(",", "")
+    if any("@" in str(given.get(name)) for name in ("host", "dbname")) or port.strip("0123456789"):
+        raise unreadable()  # The password ended at an unescaped sign.
     return PgvectorStore(target)
 
 
@@ -311,35 +390,74 @@ def _is_temporary(error: Exception) -> bool:
         errors.LockNotAvailable,
         errors.QueryCanceled,
     )
-    lasting = (errors.DiskFull, errors.InsufficientResources, errors.InvalidPassword)
+    lasting = (
+        errors.DiskFull,
+        errors.InsufficientResources,
+        errors.InvalidPassword,
+        errors.ProgramLimitExceeded,
+        errors.UndefinedFile,
+    )
     said = str(error)
     is_login = any(sign in said for sign in (*_REFUSED_LOGIN, *_ABSENT))
     return isinstance(error, passing) and not isinstance(error, lasting) and not is_login
 
 
 def _refusal(error: Exception, target: Target) -> InputError | None:
-    if isinstance(error, psycopg.OperationalError):
-        if any(sign in str(error) for sign in _REFUSED_LOGIN):
-            shown = without_password(target.address)
-            problem = f"PostgreSQL at {shown} refuses user or password"
-            return InputError(SECRET, problem, "Set the variable to the password of the user")
-        return unreachable(target, error)
     found = (
         refusal
-        for kinds, sign, refusal in _refusals(target, brief(error))
-        if isinstance(error, kinds) and sign in str(error)
+        for kinds, signs, refusal in _refusals(target, brief(error))
+        if isinstance(error, kinds) and any(sign in str(error) for sign in signs)
     )
-    return next(found, None)
+    refusal = next(found, None)
+    if refusal is None and isinstance(error, psycopg.OperationalError):
+        return unreachable(target, error)
+    return refusal
 
 
 def _refusals(
     target: Target, said: str
-) -> Iterator[tuple[tuple[type[Exception], ...], str, InputError]]:
-    """Yield errors of PostgreSQL, a word of their message, and what to say instead."""
+) -> Iterator[tuple[tuple[type[Exception], ...], Sequence[str], InputError]]:
+    """Yield errors of PostgreSQL, words of their messages, and what to say instead."""
     shown = without_password(target.address)
     yield (
+        (psycopg.OperationalError,),
+        _REFUSED_LOGIN,
+        InputError(
+            SECRET,
+            f"PostgreSQL at {shown} refuses user or password",
+            "Set the variable to the password of the user",
+        ),
+    )
+    yield (
+        (psycopg.OperationalError,),
+        _FULL,
+        InputError(
+            "publish.connections",
+            f"PostgreSQL at {shown} takes no more connections ({said})",
+            "Use fewer connections",
+        ),
+    )
+    yield (
+        (errors.ProgramLimitExceeded,),
+        ("index row",),
+        InputError(
+            "publish.filters",
+            f"a key or a filter is too long for an index of PostgreSQL ({said})",
+            "Take the column out of publish.filters, or use shorter keys",
+        ),
+    )
+    yield (
+        (errors.DiskFull,),
+        ("",),
+        InputError(
+            ADDRESS,
+            f"PostgreSQL at {shown} has no space left ({said})",
+            "Free space on the disk of the server",
+        ),
+    )
+    yield (
         (errors.UndefinedFile, errors.FeatureNotSupported),
-        "vector",
+        ("vector",),
         InputError(
             ADDRESS,
             f"the PostgreSQL server at {shown} has no extension `vector`",
@@ -348,7 +466,7 @@ def _refusals(
     )
     yield (
         (errors.InsufficientPrivilege,),
-        "",
+        ("",),
         InputError(
             ADDRESS,
             f"PostgreSQL at {shown} refuses the user ({said})",
@@ -357,7 +475,7 @@ def _refusals(
     )
     yield (
         (errors.DependentObjectsStillExist,),
-        "",
+        ("",),
         InputError(
             "publish.collection",
             f"other views depend on {target.collection}, whose columns change",
@@ -366,7 +484,7 @@ def _refusals(
     )
     yield (
         (psycopg.DataError,),
-        "0x00",
+        ("0x00",),
         InputError(
             COLUMNS,
             "PostgreSQL takes no text with a NUL character",

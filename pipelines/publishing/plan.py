@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.errors import InputError
-from pipelines.vectors.changes import ChangeLog
+from pipelines.vectors.changes import ChangeLog, Lineage
 
 COLLECTION = "publish.collection"
 DIGITS = 8
@@ -61,8 +61,9 @@ class State:
 
     ``collection`` is the alias. ``number`` counts its collections, in the order in which they serve
     readers. Once the collection ``is_complete``, its rows are those of the table's ``version``. An
-    interrupted job has written all parts up to the one named ``through``; in a complete collection
-    that was an update to the version ``towards``.
+    interrupted job has written all parts up to the one named ``through``; if that was an update to
+    another version, ``towards``, any of its changes may be there. ``made`` and ``towards_made`` are
+    the ids of the two versions.
     """
 
     collection: str
@@ -72,6 +73,8 @@ class State:
     is_complete: bool = False
     towards: int | None = None
     through: str | None = None
+    made: str | None = None
+    towards_made: str | None = None
 
     def text(self) -> str:
         """Return the state as the store keeps it."""
@@ -120,10 +123,10 @@ class Plan:
 def make_plan(
     collection: str,
     content: Content,
-    version: int,
+    lineage: Lineage,
     states: Mapping[str, str | None],
     current: str | None,
-    logs_after: Callable[[int], Logs | None],
+    logs_after: Callable[[int, str | None], Logs | None],
     *,
     overwrite: bool = False,
 ) -> Plan:
@@ -133,7 +136,7 @@ def make_plan(
         states: Those of the store's collections by name; see
             :meth:`~pipelines.publishing.store.Store.collections`.
         current: The collection behind the alias.
-        logs_after: Returns the logs since a version; see
+        logs_after: Returns the logs since a version, by number and id; see
             :func:`~pipelines.vectors.changes.logs_after`.
         overwrite: Whether a complete collection is to be replaced, even by an equal one.
 
@@ -154,8 +157,11 @@ def make_plan(
     for name in sorted(ours, key=lambda name: (name != current, -ours[name].number)):
         state = ours[name]
         is_replaced = state.is_complete and state.number <= served
-        logs = logs_after(state.version) if state.content == content else None
+        logs = logs_after(state.version, state.made) if state.content == content else None
         if logs is None or (overwrite and is_replaced):
+            continue
+        # A killed update to a version that is none of this chain has left rows of it.
+        if state.towards is not None and logs_after(state.towards, state.towards_made) is None:
             continue
         if all(log.model_digest == content.model for log in logs):
             if name != current and is_replaced:
@@ -164,7 +170,7 @@ def make_plan(
             return Plan(name, state, False, whole_from, logs, name != current)
     name = _free_name(f"{collection}_{content.model[:DIGITS]}", known)
     reason = "" if current is None or overwrite else _reason(ours[current], content)
-    state = State(collection, number, content, version)
+    state = State(collection, number, content, lineage.version, made=lineage.made)
     return Plan(name, state, True, "", (), switches=True, reason=reason)
 
 
@@ -182,14 +188,24 @@ def _reason(state: State, content: Content) -> str:
     return f"the table has no log of all changes since version {state.version} of the store"
 
 
-def is_written(state: State, version: int, part: str) -> bool:
-    """Return whether an interrupted update to this version has written a part."""
-    return state.towards == version and state.through is not None and part <= state.through
+def updating(state: State, lineage: Lineage) -> State:
+    """Return the state of a collection before an update to a version."""
+    version, made = lineage.version, lineage.made
+    goes_on = not state.is_complete or (state.towards, state.towards_made) == (version, made)
+    through = state.through if goes_on else None
+    return replace(state, towards=version, towards_made=made, through=through)
 
 
-def finished(state: State, version: int) -> State:
+def is_written(state: State, part: str) -> bool:
+    """Return whether an interrupted update of a complete collection has written a part."""
+    return state.is_complete and state.through is not None and part <= state.through
+
+
+def finished(state: State, lineage: Lineage) -> State:
     """Return the state of a collection with all rows of a version."""
-    return replace(state, version=version, is_complete=True, towards=None, through=None)
+    collection, number, content = state.collection, state.number, state.content
+    version, made = lineage.version, lineage.made
+    return State(collection, number, content, version, is_complete=True, made=made)
 
 
 def to_drop(
@@ -197,8 +213,9 @@ def to_drop(
 ) -> list[str]:
     """Return the collections to drop once ``current`` is the one for readers.
 
-    These are unfinished ones, copies of the current one, and all but the newest ``keep_old`` of
-    those that it has replaced. Collections of others stay.
+    These are unfinished ones of the same table, copies of the current one, and all but the newest
+    ``keep_old`` of those that it has replaced. Collections of others stay: a job may be filling the
+    unfinished one of another table.
     """
     known = {name: parse_state(text, collection) for name, text in states.items()}
     ours = {name: state for name, state in known.items() if state is not None and name != current}
@@ -209,4 +226,8 @@ def to_drop(
     ]
     replaced.sort(key=lambda name: -ours[name].number)
     kept = {*replaced[:keep_old]}
-    return [name for name in ours if name not in kept]
+    return [
+        name
+        for name, state in ours.items()
+        if name not in kept and (state.is_complete or state.content.table == served.content.table)
+    ]

@@ -30,12 +30,14 @@ from pipelines.progress import WorkProgress, activity
 from pipelines.progress.display import SHORT_SECONDS
 from pipelines.publishing.plan import (
     Content,
+    Logs,
     Plan,
     State,
     finished,
     is_written,
     make_plan,
     to_drop,
+    updating,
 )
 from pipelines.publishing.rows import Source, source_of
 from pipelines.publishing.store import ADDRESS, Store, StoreKind, Target, opened
@@ -69,6 +71,8 @@ BATCH_BYTES = 64 * 2**20
 """Most bytes of vectors in a batch, unless the settings name a number of rows."""
 HERE_ROWS = 50_000
 """Most rows to write, and a hundredth of the most to look through, without starting Spark."""
+MOST_CHANGED = 0.5
+"""Share of changed rows from which all are written: to look for them would take longer."""
 KEPT_SO_FAR = "; whole parts are kept, and the same command writes the others"
 
 Sessions = Callable[[], "SparkSession"]
@@ -161,12 +165,18 @@ class PublishJob:
         return make_plan(
             self.target.collection,
             self.content,
-            self.lineage.version,
+            self.lineage,
             states,
             current,
-            partial(logs_after, self.table.folder),
+            self._logs_after,
             overwrite=self.config.publish.overwrite,
         )
+
+    def _logs_after(self, version: int, made: str | None) -> Logs | None:
+        # A table of an earlier release has no lineage to read.
+        if (version, made) == (self.lineage.version, self.lineage.made):
+            return ()
+        return logs_after(self.table.folder, version, made)
 
     def told(self, plan: Plan) -> str:
         """Return the work of a plan in words."""
@@ -204,6 +214,8 @@ class PublishJob:
         if plan.is_new:
             with opened(self.kind, self.target) as store:
                 store.create(plan.name, self.source.layout, plan.state.text())
+        if plan.logs:
+            plan = replace(plan, state=self._begun(plan))
         counts = Counts()
         if plan.whole_from is not None:
             counts += self._write_whole(plan, plan.whole_from, sessions)
@@ -222,6 +234,14 @@ class PublishJob:
             seconds=round(time.monotonic() - began, 2),
         )
 
+    def _begun(self, plan: Plan) -> State:
+        """Note the version of an update before its first change; return the state."""
+        state = updating(plan.state, self.lineage)
+        if state != plan.state:
+            with connected(self.kind, self.target) as connection:
+                connection.do(partial(_write_state, name=plan.name, state=state))
+        return state
+
     def _tell(self, plan: Plan) -> None:
         if plan.reason:
             logger.info("publishing: %s becomes a new collection: %s", plan.name, plan.reason)
@@ -231,29 +251,28 @@ class PublishJob:
     def _write_whole(self, plan: Plan, after: str, sessions: Sessions) -> Counts:
         """Write the parts behind the one named ``after``, in rounds."""
         files = self._files_after(after)
-        # Parts of a later version may hold keys that are written already, and a killed job may have
-        # written some of the first round.
-        is_later = plan.state.version != self.lineage.version
-        writing = replace(self._writing(plan), may_exist=is_later)
-        first = replace(writing, may_exist=is_later or not plan.is_new)
-        return self._in_rounds(files, first, writing, plan.state, sessions)
+        # Parts of a later version may hold keys that are written already, and a killed job with
+        # more connections may have begun with any of the rows.
+        writing = replace(self._writing(plan), may_exist=not plan.is_new)
+        return self._in_rounds(files, writing, plan.state, sessions)
 
     def _follow(self, plan: Plan, sessions: Sessions) -> Counts:
-        """Apply logs of changes: deletions first, then the rows of changed keys."""
-        version = self.lineage.version
+        """Apply logs of changes: deletions first, then the rows of changed keys, or all rows."""
         gone, changed = deleted_keys(plan.logs), len(changed_keys(plan.logs))
-        writing = replace(self._writing(plan), logs=plan.logs)
-        deleting = [part for part in _cut(gone, self._tasks(len(gone))) if len(part)]
+        writing = self._writing(plan)
+        deleting = _cut(gone, self._tasks(len(gone)))
         counts = self._run(deleting, delete_keys, writing, sessions, len(gone))
         if changed == len(gone):
             return counts
         state = plan.state
-        parts = [file.path.stem for file in self.table.files]
-        written = {part for part in parts if is_written(state, version, part)}
-        files = [file for file in self.table.files if file.path.stem not in written]
-        share = min(1.0, (changed - len(gone)) / max(1, self.table.rows))
-        following = replace(state, towards=version) if state.is_complete else None
-        return counts + self._in_rounds(files, writing, writing, following, sessions, share)
+        files = [file for file in self.table.files if not is_written(state, file.path.stem)]
+        share = (changed - len(gone)) / max(1, self.table.rows)
+        if share < MOST_CHANGED:
+            writing = replace(writing, logs=plan.logs)
+        else:
+            share = 1.0
+        following = state if state.is_complete else None
+        return counts + self._in_rounds(files, writing, following, sessions, share)
 
     def _writing(self, plan: Plan) -> Writing:
         most = max(1, BATCH_BYTES // (4 * self.source.layout.width))
@@ -263,13 +282,12 @@ class PublishJob:
     def _in_rounds(
         self,
         files: Sequence[VectorFile],
-        first: Writing,
-        others: Writing,
+        writing: Writing,
         state: State | None,
         sessions: Sessions,
         share: float = 1.0,
     ) -> Counts:
-        """Write files in a ``first`` round and ``others``, and note the state after each.
+        """Write files in rounds, and note the state after each.
 
         A ``share`` of the rows is to be written. Without a state, an interrupted job begins with
         the first file again.
@@ -279,12 +297,10 @@ class PublishJob:
         round_rows = int(self._connections * TASK_ROWS / max(share, 1e-9))
         line = "publishing {done}/{total} rows  {text}"
         with WorkProgress("publishing", total, 0, line, "connecting") as progress:
-            writing = first
             for group in _rounds(files, round_rows):
                 rows = sum(file.rows for file in group)
                 pieces = _pieces(group, self._tasks(rows))
                 counts += self._run(pieces, write_pieces, writing, sessions, amount)
-                writing = others
                 done += rows
                 progress.show(done, f"{counts.upserted:,} written")
                 if state is not None:
@@ -331,12 +347,18 @@ class PublishJob:
             activity("indexing", quiet=SHORT_SECONDS),
             connected(self.kind, self.target) as connection,
         ):
+            if not connection.do(lambda store: store.collections()).get(plan.name):
+                raise PipelineError(
+                    f"publishing: {plan.name} is gone. Another job may have dropped it. "
+                    "Run the command again."
+                )
             connection.do(lambda store: store.finish(plan.name, layout))
             rows = connection.do(lambda store: store.count(plan.name))
             if rows != self.texts:
                 self._miscounted(connection, plan, rows)
-            noted = finished(state, self.lineage.version)
-            if noted != state:
+            noted = finished(state, self.lineage)
+            # A replaced collection that serves again has another number than in the store.
+            if noted != state or plan.switches:
                 connection.do(partial(_write_state, name=plan.name, state=noted))
             name = plan.name
             if plan.switches:
@@ -437,7 +459,8 @@ def _pieces(files: Sequence[VectorFile], tasks: int) -> list[list[Piece]]:
 
 def _cut(keys: pa.Array, tasks: int) -> list[pa.Array]:
     bounds = slices(range(len(keys)), tasks)
-    return [keys.slice(part[0], len(part)) for part in bounds]
+    # A slice would travel with all the keys.
+    return [pa.concat_arrays([keys.slice(part[0], len(part))]) for part in bounds]
 
 
 def _write_state(store: Store, *, name: str, state: State) -> None:

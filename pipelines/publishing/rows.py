@@ -6,7 +6,7 @@ has whole numbers of 32 bits where another has 64, or lacks a column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,6 +21,8 @@ from pipelines.settings import PublishSettings
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.parts import in_threads, read_rows
 from pipelines.vectors.store import VectorTable
+
+Among = Callable[[pa.Array], pa.BooleanArray]
 
 KEY_COLUMN = "embedding.key_column"
 INT8 = "publish.int8"
@@ -159,32 +161,43 @@ def _stored_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def read_source(
-    source: Source, path: Location, start: int, stop: int, keys: pa.Array | None = None
+    source: Source, path: Location, start: int, stop: int, is_wanted: Among | None = None
 ) -> Iterator[Rows]:
     """Read rows of a file for a store, from ``start`` to before ``stop``. Runs on an executor.
 
-    ``keys`` choose rows; None means all.
+    ``is_wanted`` chooses rows by key; None means all.
 
     Raises:
         InputError: A number does not fit into 64 bits.
     """
     names = set(pq.read_schema(arrow_source(path)).names)
     present = [name for name in source.columns if name in names]
-    if keys is not None and not _has_any(source, path, start, stop, keys):
+    if is_wanted is not None and not _has_any(source, path, start, stop, is_wanted):
         return
     for batch in read_rows(path, start, stop, present):
         key = _stored_column(batch.column(source.layout.key.name), source.layout.key)
-        chosen = batch if keys is None else batch.filter(pc.is_in(key, keys))
+        chosen = batch if is_wanted is None else batch.filter(is_wanted(key))
         if chosen.num_rows:
             yield _rows_of(source, chosen)
 
 
-def _has_any(source: Source, path: Location, start: int, stop: int, keys: pa.Array) -> bool:
-    """Return whether a range has a row of these keys; reads their column only."""
+def among(keys: pa.Array) -> Among:
+    """Return a function that tells which values of a column are among some different keys.
+
+    It hashes the keys once, which `is_in` of pyarrow does at each call.
+    """
+    import pandas as pd
+
+    index = pd.Index(keys.to_pandas())
+    return lambda column: pa.array(index.get_indexer(pd.Index(column.to_pandas())) >= 0)
+
+
+def _has_any(source: Source, path: Location, start: int, stop: int, is_wanted: Among) -> bool:
+    """Return whether a range has a row of wanted keys; reads their column only."""
     field = source.layout.key
     batches = read_rows(path, start, stop, [field.name])
     columns = (_stored_column(batch.column(field.name), field) for batch in batches)
-    return any(pc.any(pc.is_in(column, keys)).as_py() for column in columns)
+    return any(pc.any(is_wanted(column)).as_py() for column in columns)
 
 
 def _rows_of(source: Source, batch: pa.RecordBatch) -> Rows:

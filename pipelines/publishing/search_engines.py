@@ -33,6 +33,7 @@ from pipelines.publishing.store import (
     Metric,
     StoreKind,
     Target,
+    check_names,
     payload_of,
     vectors_of,
 )
@@ -41,6 +42,11 @@ STATE = "sentence_pipelines"
 """The field of a mapping's `_meta`."""
 LONGEST_ID = 512
 """Bytes of an `_id`; longer keys are hashed."""
+METADATA_FIELDS = frozenset(
+    {"_doc_count", "_feature", "_field_names", "_id", "_ignored", "_ignored_source", "_index"}
+    | {"_index_mode", "_nested_path", "_primary_term", "_routing", "_seq_no", "_size", "_source"}
+    | {"_tier", "_tsid", "_type", "_version"}
+)
 _NOT_FOUND = 404
 _LOGGERS = ("opensearch", "elastic_transport.node_pool", "elastic_transport.transport")
 _TYPES = {"bool": "boolean", "int64": "long", "double": "double"}
@@ -116,6 +122,7 @@ class SearchEngineStore:
 
     def create(self, name: str, layout: Layout, state: str) -> None:
         """Create an empty index with its state."""
+        check_names(self._target, layout, _is_refused)
         mappings = {
             "dynamic": "strict",
             "_meta": {STATE: state},
@@ -185,6 +192,11 @@ class SearchEngineStore:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _is_refused(name: str) -> bool:
+    """Tell whether a field is one of the server's own, or a part of its path is empty."""
+    return name in METADATA_FIELDS or not all(part.strip() for part in name.split("."))
 
 
 def document_id(key: int | str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
 
 from pipelines.errors import InputError
-from pipelines.publishing.store import ADDRESS, Layout, Target
+from pipelines.publishing.store import ADDRESS, Layout, Target, unreadable
 from pipelines.settings.redaction import without_password
 
 CA_FILE = "sslrootcert"
@@ -49,9 +49,10 @@ def server_of(target: Target, *schemes: str) -> Server:
     """Return the server of an address; `publish.user` and the secret go before those in it.
 
     Raises:
-        InputError: It has another scheme, no host, an unknown parameter, or a file that is absent.
+        InputError: It cannot be parsed, has another scheme, no host, an unknown parameter, or a
+            file that is absent.
     """
-    shown, parts = without_password(target.address), urlsplit(target.address)
+    shown, parts = without_password(target.address), _parts_of(target.address)
     if parts.scheme not in schemes or not parts.hostname:
         forms = " or ".join(f"{scheme}://host:port" for scheme in schemes)
         raise InputError(ADDRESS, f"{shown} is no address of {target.store}", f"Write {forms}")
@@ -73,6 +74,18 @@ def server_of(target: Target, *schemes: str) -> Server:
         secret=target.secret or (unquote(parts.password) if parts.password else None),
         ca_file=ca_file,
     )
+
+
+def _parts_of(address: str) -> SplitResult:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:
+        # Its message has a part of the password.
+        raise unreadable() from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise unreadable()  # The password ended at an unescaped sign.
+    return parts
 
 
 def unreachable(target: Target, error: object) -> InputError:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -37,11 +38,18 @@ class Target:
     """
 
     store: str
-    address: str
+    address: str = field(repr=False)
     collection: str
     user: str | None = None
     secret: str | None = field(default=None, repr=False)
     timeout: float = 60.0
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The secret and the password of the address, in both spellings."""
+        login = self.address.partition("://")[2].rpartition("@")[0]
+        password = login.partition(":")[2]
+        return frozenset({self.secret or "", password, unquote(password)} - {""})
 
 
 @dataclass(frozen=True)
@@ -185,10 +193,36 @@ def refusals(kind: StoreKind, target: Target) -> Iterator[None]:
         refused = kind.refusal(error, target)
         if refused is not None:
             raise refused from None
-        if target.secret and target.secret in str(error):
-            told = str(error).replace(target.secret, HIDDEN)
+        told = str(error)
+        for secret in sorted(target.secrets, key=len, reverse=True):
+            told = told.replace(secret, HIDDEN)
+        if told != str(error):
             raise PipelineError(f"{target.store} failed: {told}") from None
         raise
+
+
+def unreadable() -> InputError:
+    """Return the error for an address that cannot be parsed; any part may be of its password."""
+    return InputError(
+        ADDRESS,
+        "it cannot be parsed",
+        "Write special signs of its password as %XX, or set publish.password_variable instead",
+    )
+
+
+def check_names(target: Target, layout: Layout, is_refused: Callable[[str], bool]) -> None:
+    """Refuse columns that a store has no names for.
+
+    Raises:
+        InputError: There is such a column.
+    """
+    refused = next(filter(is_refused, layout.schema.names), None)
+    if refused is not None:
+        raise InputError(
+            COLUMNS,
+            f"{target.store} has no column of the name `{refused}`",
+            "Rename the column in the table, or leave it out",
+        )
 
 
 @contextmanager
@@ -208,13 +242,30 @@ def vectors_of(layout: Layout, rows: pa.RecordBatch) -> np.ndarray:
     return values.reshape(rows.num_rows, layout.width)
 
 
+def values_of(name: str, column: pa.Array) -> list[Any]:
+    """Return the values of a column for Python.
+
+    Raises:
+        InputError: It has a date that Python's calendar lacks.
+    """
+    try:
+        values: list[Any] = column.to_pylist()
+    except OverflowError:
+        problem = f"`{name}` has a date outside of the years 1 to 9999"
+        raise InputError(COLUMNS, problem, "Leave the column out, or correct its dates") from None
+    return values
+
+
 def payload_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the payload of each row as JSON values: times in ISO 8601, NaN and infinity as null.
 
     Null values are left out.
     """
     names, columns = rows.schema.names[2:], rows.columns[2:]
-    lists = [[_as_json(value) for value in column.to_pylist()] for column in columns]
+    lists = [
+        [_as_json(value) for value in values_of(name, column)]
+        for name, column in zip(names, columns, strict=True)
+    ]
     return [
         {name: value for name, value in zip(names, values, strict=True) if value is not None}
         for values in (zip(*lists, strict=True) if lists else [()] * rows.num_rows)

@@ -21,7 +21,7 @@ import tenacity
 from pipelines.errors import PipelineError
 from pipelines.files.locations import Location
 from pipelines.publishing.plan import Logs
-from pipelines.publishing.rows import Rows, Source, in_batches, read_source
+from pipelines.publishing.rows import Rows, Source, among, in_batches, read_source
 from pipelines.publishing.store import Layout, Store, StoreKind, Target, refusals
 from pipelines.vectors.changes import DELETE, read_changes
 
@@ -169,12 +169,12 @@ def write_pieces(tasks: Iterator[Sequence[Piece]], *, writing: Writing) -> Itera
     """
     # Spark tries a failed task again, which may have written some of its rows.
     may_exist = writing.may_exist or _is_second_attempt()
-    keys = changed_keys(writing.logs) if writing.logs else None
+    is_wanted = among(changed_keys(writing.logs)) if writing.logs else None
     layout, name = writing.source.layout, writing.name
     with connected(writing.kind, writing.target) as connection:
         for pieces in tasks:
             read = (
-                read_source(writing.source, piece.path, piece.start, piece.stop, keys)
+                read_source(writing.source, piece.path, piece.start, piece.stop, is_wanted)
                 for piece in pieces
             )
             for batch in in_batches(chain.from_iterable(read), writing.batch_rows):

@@ -37,8 +37,9 @@ UPSERT, DELETE = "upsert", "delete"
 class ChangeLog:
     """The log of a version.
 
-    ``since`` is the version that it is compared with; None for a log of all keys. ``model_digest``
-    is of the model of its vectors. ``table`` is the id that all versions of a table share.
+    ``since`` is the version that it is compared with, and ``since_made`` the id of that version;
+    None for a log of all keys. ``model_digest`` is of the model of its vectors. ``table`` is the id
+    that all versions of a table share.
     """
 
     version: int
@@ -46,6 +47,7 @@ class ChangeLog:
     path: Location
     model_digest: str | None = None
     table: str | None = None
+    since_made: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Lineage:
     """The place of a version among those of its table, as in the manifest.
 
     ``version`` is the number of the build; ``table`` is a random id that a copy of the table shares
-    too; ``changes_since`` is the version that the log begins at, None for one of all keys.
+    too; ``changes_since`` is the version that the log begins at, None for one of all keys. ``made``
+    is a random id of this version: a table restored from a backup counts the same numbers again.
     """
 
     version: int
     table: str
     changes_since: int | None
+    made: str | None = None
 
 
 class _Manifest(TypedDict, total=False):
@@ -69,6 +73,7 @@ class _Manifest(TypedDict, total=False):
     version: int
     table: str
     changes_since: int | None
+    made: str | None
 
 
 class _Head(TypedDict):
@@ -76,8 +81,12 @@ class _Head(TypedDict):
 
     version: int
     since: int | None
+    since_made: str | None
     model_digest: str | None
     table: str | None
+
+
+_HEAD = (*_Head.__annotations__,)
 
 
 def model_digest_in(manifest: Mapping[str, Any]) -> str | None:
@@ -99,15 +108,18 @@ def read_lineage(folder: Location) -> Lineage | None:
     known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
     if "version" not in known or "table" not in known:
         return None
-    return Lineage(known["version"], known["table"], known.get("changes_since"))
+    since, made = known.get("changes_since"), known.get("made")
+    return Lineage(known["version"], known["table"], since, made)
 
 
-def logs_after(folder: Location, version: int) -> tuple[ChangeLog, ...] | None:
+def logs_after(
+    folder: Location, version: int, made: str | None = None
+) -> tuple[ChangeLog, ...] | None:
     """Return the logs from a version of a table to its current one, the oldest first.
 
     None if they are no longer all there, or never were: the whole table has to be read. Empty if
-    the current version is the one asked for. A table with another id has other versions of these
-    numbers: compare :attr:`Lineage.table` before.
+    the current version is the one asked for. Another table, or one restored from a backup, has
+    other versions of these numbers: ``made`` is the id of the one meant (:attr:`Lineage.made`).
 
     Raises:
         DamagedFileError: The manifest or a log cannot be read.
@@ -117,11 +129,12 @@ def logs_after(folder: Location, version: int) -> tuple[ChangeLog, ...] | None:
     if lineage is None:
         return None
     if lineage.version == version:
-        return ()
+        return () if made in (None, lineage.made) else None
     chain = newest_logs(home, lineage.version)
     found = list(takewhile(lambda log: log.version > version, chain))
-    is_complete = bool(found) and found[-1].since == version
-    return tuple(reversed(found)) if is_complete else None
+    if not found or found[-1].since != version or made not in (None, found[-1].since_made):
+        return None
+    return tuple(reversed(found))
 
 
 def newest_logs(home: Location, version: int) -> Iterator[ChangeLog]:
@@ -150,7 +163,7 @@ def read_log(home: Location, version: int) -> ChangeLog | None:
         raise DamagedFileError(str(path), str(error)) from error
     head = records.read_line(path, metadata.get(METADATA, b""), _Head)
     assert head is not None, "only a torn line is None"
-    log = ChangeLog(head["version"], head["since"], path, head["model_digest"], head["table"])
+    log = ChangeLog(path=path, **head)
     if log.version != version or (log.since is not None and log.since >= version):
         problem = f"it is the log of version {log.version} since {log.since}"
         raise DamagedFileError(str(path), problem)
@@ -175,7 +188,7 @@ def key_type_in(log: ChangeLog) -> pa.DataType:
 
 def _schema(key_type: pa.DataType, log: ChangeLog) -> pa.Schema:
     """Return the columns of a log's file, with its head."""
-    head = {name: getattr(log, name) for name in ("version", "since", "model_digest", "table")}
+    head = {name: getattr(log, name) for name in _HEAD}
     columns = [("key", key_type), ("change", pa.string())]
     return pa.schema(columns, {METADATA: json.dumps(head)})
 

@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 KEY = "embedding.merge_into"
 OF_TABLE, OF_VERSION = "sentence_pipelines.table", "sentence_pipelines.version"
-"""Names in a commit, of the id of the table of vectors and of its version."""
+OF_MADE = "sentence_pipelines.made"
+"""Names in a commit, of the table of vectors, the number of its version and the id of that."""
 _CHANGE = "sentence_pipelines_change"
 _CHUNK_BYTES = 128 * 2**20
 """Unpacked bytes of one append to a partitioned Iceberg table."""
@@ -87,7 +88,7 @@ class Rows:
         table, version = merged.get(OF_TABLE), merged.get(OF_VERSION)
         if self.lineage is None or table != self.lineage.table or version is None:
             return None
-        logs = logs_after(self.folder, int(version))
+        logs = logs_after(self.folder, int(version), merged.get(OF_MADE))
         if logs is None:
             return None
         changes: dict[Any, str] = {}
@@ -118,7 +119,8 @@ class Rows:
         """Return the names of a commit with their values."""
         if self.lineage is None:
             return {}
-        return {OF_TABLE: self.lineage.table, OF_VERSION: str(self.lineage.version)}
+        marks = {OF_TABLE: self.lineage.table, OF_VERSION: str(self.lineage.version)}
+        return marks | ({OF_MADE: self.lineage.made} if self.lineage.made else {})
 
 
 def _among(column: pa.Array, keys: pa.Array) -> pa.BooleanArray:

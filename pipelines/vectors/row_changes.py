@@ -146,16 +146,20 @@ def log_changes(
     storage.discard_folder(version.folder / CHANGES_FOLDER)
     known = None if before is None else read_lineage(before.folder)
     build, table = version.plan.build, uuid.uuid4().hex if known is None else known.table
+    made = uuid.uuid4().hex
     key = version.plan.identity[KEY_COLUMN]
     if key is None or not keep:
-        return Logged(Lineage(build, table, None), None)
+        return Logged(Lineage(build, table, None, made), None)
     types = _key_types(version, before, key)
     key_type = stored_key_type(types[part.name] for part in version.plan.parts)
     is_followed = known is not None and _has_same_keys(before, key, key_type, types)
-    since = known.version if known is not None and is_followed else None
+    since, since_made = (
+        (known.version, known.made) if known is not None and is_followed else (None, None)
+    )
     if before is None or since is None or not _has_same_vectors(version, before):
         equality = "none"
-    log = ChangeLog(build, since, log_file(version.folder, build), model_digest, table)
+    path = log_file(version.folder, build)
+    log = ChangeLog(build, since, path, model_digest, table, since_made)
     found = version.folder / ATTEMPTS / uuid.uuid4().hex
     try:
         scans = row_scans(version, before, types, equality)
@@ -167,7 +171,7 @@ def log_changes(
         carry_over(before.folder, since, version.folder, keep - 1)
     kinds = (CHANGED, METADATA, ADDED, GONE)
     changes = None if since is None else RowChanges(*(counts.get(kind, 0) for kind in kinds))
-    return Logged(Lineage(build, table, since), changes)
+    return Logged(Lineage(build, table, since, made), changes)
 
 
 def _key_types(version: Version, before: Version | None, key: str) -> dict[str, pa.DataType | None]:

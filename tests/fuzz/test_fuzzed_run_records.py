@@ -79,7 +79,7 @@ def write_all(folder: Path) -> Path:
     best = {"step": 1, "metric": "retrieval.ndcg@10", "value": 0.5}
     (folder / "best" / "best.json").write_text(json.dumps(best))
     TeacherVectors(width=4, precision="fp16", source="x").save(TeacherFolder(folder))
-    lineage = {"version": 1, "table": "x", "changes_since": 0}
+    lineage = {"version": 1, "table": "x", "changes_since": 0, "made": "y"}
     (folder / MANIFEST_FILE).write_text(json.dumps(lineage))
     log = ChangeLog(1, 0, log_file(folder, 1), "aa", "x")
     changes = pa.record_batch({"key": ["a", "b"], "change": ["upsert", "delete"]})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import lancedb
 import numpy as np
+import pyarrow as pa
 import pytest
 from publish_stores import STORES, rows_of_lance
 from server_stores import ServedStore
@@ -14,7 +17,8 @@ from vector_tables import VectorTables
 
 import pipelines
 from pipelines.publishing import lancedb as store
-from pipelines.publishing.store import Target
+from pipelines.publishing.store import Layout, Target
+from pipelines.publishing.store import opened as opened_store
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +51,39 @@ def test_large_tables_get_indexes_that_find_the_same_rows(served, table, monkeyp
     for key in (5, 100, 300):
         query = opened(served).search(expected[key][0]).distance_type("cosine").limit(1)
         assert query.to_list()[0]["id"] == key
+    same(served, table)
+
+
+def test_only_the_table_for_readers_is_indexed(served, table):
+    layout = Layout(pa.schema({"id": pa.int64(), "embedding": pa.list_(pa.float32(), 1)}), "cosine")
+    columns = [pa.array([1, -(2**63)]), pa.array([[1.0], [2.0]], layout.vector.type)]
+    rows = pa.RecordBatch.from_arrays(columns, schema=layout.schema)
+    with opened_store(store.STORE, served.target) as database:
+        database.create("documents_1", layout, "state")
+        database.upsert("documents_1", layout, rows)
+        database.finish("documents_1", layout)
+        made = lancedb.connect(served.target.address).open_table("documents_1")
+        assert not made.list_indices()
+        database.switch("documents_1")
+        database.finish("documents", layout)
+        assert [index.columns for index in opened(served).list_indices()] == [["id"]]
+        database.delete("documents", layout, pa.array([-(2**63)]))
+        assert database.count("documents") == 1
+
+
+def test_deleted_bytes_go_as_the_guide_says(served, table):
+    rows = rows_of(300, at_5="only here")
+    table.write(rows)
+    pipelines.publish(config_of(served, table))
+    table.write(rows[:5] + rows[6:])
+    pipelines.publish(config_of(served, table))
+    files = [*Path(served.target.address).rglob("*.lance")]
+    assert any(b"only here" in path.read_bytes() for path in files if path.is_file())
+    pipelines.publish(config_of(served, table, overwrite=True))
+    with pytest.warns(UserWarning, match="removes every version except the latest"):
+        opened(served).optimize(cleanup_older_than=timedelta(0))
+    files = [path for path in Path(served.target.address).rglob("*") if path.is_file()]
+    assert not any(b"only here" in path.read_bytes() for path in files)
     same(served, table)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +15,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
 from publish_stores import STORES, postgres_server
 from test_publish import OTHER_MODEL, config_of, rows_of, same
 from vector_tables import VectorTables
@@ -18,8 +24,10 @@ from vector_tables import VectorTables
 import pipelines
 from pipelines.errors import InputError
 from pipelines.jobs.publish import plan_publishing
+from pipelines.publishing import pgvector
 from pipelines.publishing.pgvector import STORE
-from pipelines.publishing.store import Layout, opened
+from pipelines.publishing.store import Layout, Target, opened
+from pipelines.publishing.write import connected
 
 pytestmark = pytest.mark.slow
 
@@ -207,3 +215,106 @@ def test_half_of_a_request_is_none(served):
                 "documents_1", layout, pa.record_batch([[1, 2], flat, ["a", "\0"]], schema=schema)
             )
         assert store.count("documents_1") == 0
+
+
+def layout_with(key: str, *columns: str) -> Layout:
+    vectors = pa.list_(pa.float32(), 1)
+    names = {key: pa.string(), "embedding": vectors, **dict.fromkeys(columns, pa.string())}
+    return Layout(pa.schema(names), "cosine", columns)
+
+
+def rows_with(layout: Layout, *rows: tuple[str, ...]) -> pa.RecordBatch:
+    keys, *others = (pa.array(values) for values in zip(*rows, strict=True))
+    vectors = pa.array([[1.0]] * len(rows), layout.vector.type)
+    return pa.RecordBatch.from_arrays([keys, vectors, *others], schema=layout.schema)
+
+
+def test_names_of_columns_are_kept_or_refused(served):
+    layout = layout_with('100%s of "it"', "50% off", "%(a)s")
+    with opened(STORE, served.target) as store:
+        store.create("documents_1", layout, "state")
+        for _ in range(2):
+            store.upsert("documents_1", layout, rows_with(layout, ("a", "b", "c"), ("d", "e", "f")))
+        store.delete("documents_1", layout, pa.array(["a"]))
+        store.finish("documents_1", layout)
+        assert store.count("documents_1") == 1
+    for names in (["ctid"], ["n" * 63 + "a", "n" * 63 + "b"]):
+        with (
+            pytest.raises(InputError, match=r"^publish\.columns: .* has no column of the name"),
+            opened(STORE, served.target) as store,
+        ):
+            store.create("documents_2", layout_with("id", *names), "state")
+
+
+def test_a_value_too_long_for_an_index_is_told_at_once(served):
+    layout = layout_with("id", "topic")
+    long = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    for key, value in ((long, "a"), ("a", long)):
+        with (
+            pytest.raises(InputError, match=r"^publish\.filters: a key or a filter is too long"),
+            connected(STORE, served.target) as connection,
+        ):
+            connection.do(lambda store: store.drop("documents_1"))
+            connection.do(lambda store: store.create("documents_1", layout, "state"))
+            rows = rows_with(layout, (key, value))
+            connection.do(lambda store, rows=rows: store.upsert("documents_1", layout, rows))
+            connection.do(lambda store: store.finish("documents_1", layout))
+
+
+@pytest.mark.parametrize(
+    ("error", "key", "passes"),
+    [
+        (psycopg.OperationalError("FATAL: sorry, too many clients"), "publish.connections", True),
+        (errors.TooManyConnections("too many connections for role"), "publish.connections", True),
+        (errors.DiskFull("could not extend file"), "publish.address", False),
+        (errors.UndefinedFile('could not open "vector.control"'), "publish.address", False),
+    ],
+)
+def test_a_server_out_of_means_is_not_one_without_an_answer(error, key, passes):
+    refusal = STORE.refusal(error, Target("pgvector", "postgresql://host/d", "documents"))
+    assert refusal is not None
+    assert refusal.key == key
+    assert "does not answer" not in str(refusal)
+    assert STORE.is_temporary(error) is passes
+
+
+@contextmanager
+def proxy(path: str) -> Iterator[tuple[int, threading.Event]]:
+    """A port in front of the server's socket, which forwards nothing once the event is set."""
+    is_frozen, ends = threading.Event(), []
+
+    def forward(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if not is_frozen.is_set():
+                    sink.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    inner, outer = socket.socket(socket.AF_UNIX), listening.accept()[0]
+                    inner.connect(path)
+                    ends.extend((inner, outer))
+                    for pair in ((inner, outer), (outer, inner)):
+                        threading.Thread(target=forward, args=pair, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1], is_frozen
+    for end in ends:
+        end.close()
+
+
+def test_a_server_that_falls_silent_is_left(served, monkeypatch):
+    monkeypatch.setattr(pgvector, "GRACE_SECONDS", 1)
+    given = conninfo_to_dict(served.target.address)
+    with proxy(f"{given['host']}/.s.PGSQL.5432") as (port, is_frozen):
+        address = f"postgresql://{given['user']}@127.0.0.1:{port}/{given['dbname']}?sslmode=disable"
+        target = replace(served.target, address=address, timeout=2, secret=given.get("password"))
+        with opened(STORE, target) as store:
+            assert store.collections() == {}
+            is_frozen.set()
+            with pytest.raises(psycopg.OperationalError) as raised:
+                store.collections()
+            assert STORE.is_temporary(raised.value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -17,7 +19,10 @@ import pipelines
 from pipelines.catalog import STORES as KINDS
 from pipelines.cli import main
 from pipelines.errors import InputError, NothingNew, PipelineError
-from pipelines.files.locks import held
+from pipelines.files import versions
+from pipelines.files.locks import held, is_lock
+from pipelines.publishing import publish as job
+from pipelines.publishing.plan import parse_state
 from pipelines.publishing.publish import PublishSummary
 from pipelines.publishing.rows import source_of
 from pipelines.publishing.store import Layout, opened
@@ -329,11 +334,129 @@ def test_old_collections_go_with_a_later_job_too(served, table, monkeypatch):
     publish(served, table, monkeypatch)
     table.write(rows_of(20), model=OTHER_MODEL)
     made = publish(served, table, monkeypatch)
-    publish(served, table, monkeypatch, keep_old=0)
+    with pytest.raises(NothingNew):
+        pipelines.publish(config_of(served, table, keep_old=0).changed("run", only_new=True))
     kind, target = kind_and_target(served)
     with opened(kind, target) as store:
         assert [*store.collections()] == [made.collection]
     same(served, table)
+
+
+@pytest.fixture
+def postgres(tmp_path):
+    with STORES["pgvector"](tmp_path) as store:
+        yield store
+
+
+def test_a_restored_table_is_published_again(table, tmp_path, monkeypatch):
+    """Versions after a backup count the same numbers as those that the store knows."""
+    with STORES["lancedb"](tmp_path) as served:
+        table.write(rows_of(30))
+        publish(served, table, monkeypatch)
+        shutil.copytree(table.folder, tmp_path / "backup")
+        backup = replace(table)
+        table.write(rows_of(30, at_3="wrong", at_4="wrong"))
+        publish(served, table, monkeypatch)
+        shutil.rmtree(table.folder)
+        shutil.copytree(tmp_path / "backup", table.folder)
+        backup.write(rows_of(30, at_3="right"))
+        assert publish(served, backup, monkeypatch).version == 1
+        same(served, backup)
+
+
+def test_a_table_of_an_earlier_release_is_written_once(table, tmp_path, monkeypatch):
+    table.write(rows_of(30))
+    manifest = json.loads((table.folder / "_manifest.json").read_text())
+    for name in ("version", "table", "changes_since", "made"):
+        del manifest[name]
+    (table.folder / "_manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(table.folder / "_changes")
+    with STORES["lancedb"](tmp_path) as served:
+        assert publish(served, table, monkeypatch).upserted == 30
+        assert str(publish(served, table, monkeypatch)) == "nothing to write"
+
+
+def test_a_table_of_mostly_changed_rows_is_written_whole(table, tmp_path, monkeypatch):
+    table.write(rows_of(20))
+    with STORES["lancedb"](tmp_path) as served:
+        publish(served, table, monkeypatch)
+        changed = {f"at_{number}": "changed" for number in range(9)}
+        table.write(rows_of(19, **changed, at_18=None))
+        made = publish(served, table, monkeypatch)
+        assert (made.upserted, made.deleted, made.left_out) == (18, 1, 1)
+        same(served, table)
+
+
+def test_one_job_at_a_time_writes_a_collection_from_a_bucket(table, s3_bucket, tmp_path):
+    table.write(rows_of(3))
+    place = s3_bucket.root / "vectors"
+    versions.put_folder(table.folder, place)
+    settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
+    embedded = {"output": f"{s3_bucket.address}/vectors"}
+    stores = s3_bucket.options.model_dump() | {"cache_folder": str(tmp_path / "cache")}
+    config = parse({"publish": settings, "embedding": embedded, "storage": stores})
+    name = f"lancedb {settings['address']} documents"
+    lock = f".lock-publish.{sha256(name.encode()).hexdigest()[:32]}"
+    assert is_lock(lock)
+
+    def other() -> None:
+        with pytest.raises(PipelineError, match=r"^publish\.collection: documents is in use by"):
+            pipelines.publish(config)
+
+    with held(place / lock, "publish"), ThreadPoolExecutor() as pool:
+        pool.submit(other).result()
+    assert pipelines.publish(config).rows == 3
+    assert not (place / lock).exists()
+
+
+def test_a_collection_that_serves_again_is_the_newest(postgres, table, monkeypatch):
+    table.write(rows_of(10))
+    first = publish(postgres, table, monkeypatch)
+    second = publish(postgres, table, monkeypatch, columns=["topic", "year"])
+    assert publish(postgres, table, monkeypatch).collection == first.collection
+    publish(postgres, table, monkeypatch, columns=["text"], filters=[], keep_old=1)
+    kind, target = kind_and_target(postgres)
+    with opened(kind, target) as store:
+        kept = store.collections()
+    assert first.collection in kept
+    assert second.collection not in kept
+
+
+def test_rows_of_a_killed_job_may_be_behind_its_last_part(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "TASK_ROWS", 1)
+    table.write(rows_of(40), part_rows=10)
+    with STORES["lancedb"](tmp_path) as served:
+        made = publish(served, table, monkeypatch)
+        kind, target = kind_and_target(served)
+        with opened(kind, target) as store:
+            state = parse_state(store.collections()[made.collection], target.collection)
+            store.write_state(made.collection, replace(state, is_complete=False).text())
+        assert publish(served, table, monkeypatch).upserted == 40
+        same(served, table)
+
+
+class Robbed:
+    """A store from which another job drops the collection after the last row."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def write_state(self, name: str, state: str) -> None:
+        self._store.drop(name)
+
+
+def test_a_collection_that_another_job_has_dropped_is_told(table, tmp_path, monkeypatch):
+    table.write(rows_of(3))
+    kind = KINDS.load("lancedb")
+    robbed = replace(kind, open=lambda target: Robbed(kind.open(target)))
+    with STORES["lancedb"](tmp_path) as served:
+        work = replace(job.PublishJob.of(config_of(served, table)), kind=robbed)
+        told = r"^publishing: documents_01234567 is gone\. Another job may have dropped it\. Run"
+        with pytest.raises(PipelineError, match=told):
+            work.run(work.plan(), lambda: None)
 
 
 def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
@@ -341,7 +464,7 @@ def test_one_job_at_a_time_writes_a_collection(table, tmp_path):
     settings = {"store": "lancedb", "address": str(tmp_path / "lance")}
     config = parse({"publish": settings, "embedding": {"output": str(table.folder)}})
     name = f"lancedb {settings['address']} documents"
-    lock = f".embedded.lock-{sha256(name.encode()).hexdigest()[:8]}"
+    lock = f".embedded.lock-publish.{sha256(name.encode()).hexdigest()[:32]}"
 
     def other() -> None:
         with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +23,18 @@ from pipelines.publishing.plan import (
     make_plan,
     parse_state,
     to_drop,
+    updating,
 )
-from pipelines.publishing.publish import _pieces, _rounds
+from pipelines.publishing.publish import _cut, _pieces, _rounds
+from pipelines.publishing.rows import among
 from pipelines.publishing.write import changed_keys, deleted_keys
-from pipelines.vectors.changes import ChangeLog, logs_after
+from pipelines.vectors.changes import ChangeLog, Lineage, logs_after
 from pipelines.vectors.store import VectorFile
 
 CONTENT = Content("t" * 32, "0123456789abcdef" * 4, None, {"columns": {"id": "int64"}})
 OTHER = replace(CONTENT, model="fedcba9876543210" * 4)
-CURRENT = State("docs", 1, CONTENT, 5, is_complete=True)
+CURRENT = State("docs", 1, CONTENT, 5, is_complete=True, made="v5")
+NOW = Lineage(7, CONTENT.table, 6, "v7")
 
 
 def log(version: int, since: int | None, model: str = CONTENT.model) -> ChangeLog:
@@ -41,7 +45,12 @@ def plan(states, current, logs=None, content=CONTENT, *, overwrite=False):
     """The plan for version 7; ``logs`` by the version that they follow."""
     known = {7: ()} | (logs or {})
     texts = {name: state and state.text() for name, state in states.items()}
-    return make_plan("docs", content, 7, texts, current, known.get, overwrite=overwrite)
+
+    def after(version: int, made: str | None):
+        # Versions of a table restored from a backup have other ids.
+        return known.get(version) if made in (None, f"v{version}") else None
+
+    return make_plan("docs", content, NOW, texts, current, after, overwrite=overwrite)
 
 
 def test_an_empty_store_gets_the_whole_table():
@@ -56,9 +65,9 @@ def test_an_empty_store_gets_the_whole_table():
 
 
 def test_a_collection_of_this_version_is_done():
-    made = plan({"docs_1": replace(CURRENT, version=7)}, "docs_1")
-    assert made.is_done
-    assert not plan({"docs_1": replace(CURRENT, version=7)}, "docs_1", overwrite=True).is_done
+    states = {"docs_1": finished(CURRENT, NOW)}
+    assert plan(states, "docs_1").is_done
+    assert not plan(states, "docs_1", overwrite=True).is_done
 
 
 def test_a_chain_of_logs_is_an_update():
@@ -98,6 +107,18 @@ def test_logs_of_another_model_are_not_applied():
     assert plan({"docs_1": CURRENT}, "docs_1", {5: chain}).is_new
 
 
+def test_versions_that_a_restored_table_has_lost_are_not_followed():
+    chain = {5: (log(6, 5), log(7, 6)), 6: (log(7, 6),)}
+    lost = {"docs_1": replace(CURRENT, made="v5 before")}
+    assert plan(lost, "docs_1", chain).is_new
+    assert plan({"docs_1": replace(CURRENT, version=7, made="v7 before")}, "docs_1", chain).is_new
+    # Nor is a collection with some rows of such a version.
+    killed = replace(CURRENT, towards=6, towards_made="v6")
+    assert plan({"docs_1": killed}, "docs_1", chain).logs == chain[5]
+    assert plan({"docs_1": replace(killed, towards_made="v6 before")}, "docs_1", chain).is_new
+    assert plan({"docs_1": replace(killed, towards=8, towards_made="v8")}, "docs_1", chain).is_new
+
+
 def test_an_unfinished_collection_goes_on_even_to_a_later_version():
     begun = State("docs", 2, OTHER, 6, through="part-00006-00000-00003")
     chain = (log(7, 6, OTHER.model),)
@@ -114,7 +135,7 @@ def test_a_complete_collection_is_switched_to_after_a_kill():
 
 
 def test_a_replaced_collection_of_the_same_model_serves_again():
-    old = replace(CURRENT, version=7)
+    old = finished(CURRENT, NOW)
     served = State("docs", 2, OTHER, 7, is_complete=True)
     made = plan({"docs_1": old, "docs_2": served}, "docs_2")
     assert (made.name, made.switches, made.state.number) == ("docs_1", True, 3)
@@ -125,7 +146,7 @@ def test_a_replaced_collection_of_the_same_model_serves_again():
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"sentence_pipelines": 1}', "a comment"])
 def test_what_has_no_state_of_ours_is_refused(name, text):
     with pytest.raises(InputError, match=r"^publish\.collection: .*`docs` that `publish` has not"):
-        make_plan("docs", CONTENT, 7, {name: text}, name, lambda _: ())
+        make_plan("docs", CONTENT, NOW, {name: text}, name, lambda *_: ())
 
 
 def test_a_name_of_others_is_left_alone():
@@ -147,6 +168,8 @@ def test_the_newest_replaced_collections_are_kept():
         "docs_3": replace(CURRENT, number=3, is_complete=False),
         "docs_4": replace(CURRENT, number=4),
         "docs_5": replace(CURRENT, number=4),
+        # Another job may be filling it.
+        "docs_6": State("docs", 5, replace(CONTENT, table="u"), 0),
     }
     texts = {name: state.text() for name, state in states.items()} | {"docs_old": "of others"}
     assert to_drop("docs", texts, "docs_4", 1) == ["docs_1", "docs_3", "docs_5"]
@@ -155,12 +178,19 @@ def test_the_newest_replaced_collections_are_kept():
 
 
 def test_an_interrupted_update_skips_written_parts_of_the_same_version_only():
-    state = replace(CURRENT, towards=7, through="part-2")
-    assert is_written(state, 7, "part-1")
-    assert is_written(state, 7, "part-2")
-    assert not is_written(state, 7, "part-3")
-    assert not is_written(state, 8, "part-1")
-    assert finished(state, 7) == replace(CURRENT, version=7)
+    killed = replace(CURRENT, towards=7, towards_made="v7", through="part-2")
+    state = updating(killed, NOW)
+    assert state == killed
+    assert is_written(state, "part-1")
+    assert is_written(state, "part-2")
+    assert not is_written(state, "part-3")
+    for other in (replace(NOW, version=8), replace(NOW, made="v7 after")):
+        assert not is_written(updating(killed, other), "part-1")
+    assert finished(state, NOW) == replace(CURRENT, version=7, made="v7")
+    # One that has never been complete has whole parts, and goes on behind them.
+    begun = State("docs", 2, CONTENT, 5, through="part-2", made="v5")
+    assert updating(begun, NOW).through == "part-2"
+    assert not is_written(updating(begun, NOW), "part-1")
 
 
 @given(
@@ -185,6 +215,26 @@ def test_rounds_and_tasks_have_every_row_once_in_order(sizes, rows, tasks):
         counts = [sum(piece.rows for piece in pieces) for pieces in dealt]
         assert len(counts) <= tasks
         assert not counts or max(counts) - min(counts) <= 1 or len(counts) < tasks
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_a_task_of_deletions_travels_with_its_own_keys_only(kind):
+    keys = pa.array(range(10_000)).cast(kind)
+    parts = _cut(keys, 100)
+    assert pa.concat_arrays(parts) == keys
+    assert max(len(pickle.dumps(part)) for part in parts) < 3000
+    assert _cut(keys[:0], 3) == []
+
+
+@given(
+    keys=st.one_of(st.sets(st.integers(-(2**63), 2**63 - 1)), st.sets(st.text(max_size=3))),
+    others=st.one_of(st.lists(st.integers(-3, 3)), st.lists(st.text(max_size=1))),
+)
+def test_keys_are_found_among_those_of_the_logs(keys, others):
+    kind = pa.string() if any(isinstance(key, str) for key in keys) else pa.int64()
+    column = [key for key in others if isinstance(key, str) == (kind == pa.string())] + [*keys]
+    found = among(pa.array([*keys], kind))(pa.array(column, kind))
+    assert found.to_pylist() == [key in keys for key in column]
 
 
 VERSIONS = st.lists(

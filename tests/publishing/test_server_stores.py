@@ -20,16 +20,25 @@ import pyarrow as pa
 import pytest
 from certificates import self_signed
 from free_addresses import free_addresses
+from publish_stores import STORES as STORES_WITH_READERS
 from qdrant_server import qdrant_server
 from search_engine_server import search_engine_server
 from server_stores import KEY, SERVED, VECTOR, ServedStore, unit
 
 from pipelines.catalog import STORES
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 from pipelines.publishing.milvus import LONGEST_TEXT
 from pipelines.publishing.qdrant import point_id
 from pipelines.publishing.search_engines import LONGEST_ID, RowsRefusedError, document_id
-from pipelines.publishing.store import Layout, Store, StoreKind, Target, opened
+from pipelines.publishing.store import (
+    Layout,
+    Store,
+    StoreKind,
+    Target,
+    opened,
+    payload_of,
+    refusals,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -253,6 +262,67 @@ def test_other_addresses_are_refused(name, address, told):
     assert told in str(refusal_of(Target(name, address, "documents")))
 
 
+@pytest.mark.parametrize("name", [*SERVERS, "pgvector"])
+@pytest.mark.parametrize(
+    "password", ["Tops3cret/1", "Tops3cret%zz/1", "1@Tops3cret", "1/Tops3cret"]
+)
+def test_a_password_with_unescaped_signs_is_not_told(name, password):
+    scheme = "postgresql" if name == "pgvector" else "http"
+    target = Target(name, f"{scheme}://ada:{password}@host.invalid:9200/db", "documents", timeout=2)
+    error = refusal_of(target)
+    assert error.key == "publish.address"
+    assert "s3cret" not in f"{error} {target}"
+
+
+@pytest.mark.parametrize("secret", ["let me in", "p%40ss word", "p@ss word"])
+def test_errors_of_clients_lose_the_password(secret):
+    target = Target("qdrant", "http://ada:p%40ss word@host", "documents", secret="let me in")
+    kind: StoreKind = STORES.load("qdrant")
+    with pytest.raises(PipelineError) as raised, refusals(kind, target):
+        raise ValueError(f"no {secret} here")
+    assert str(raised.value) == "qdrant failed: no (hidden) here"
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("lancedb", "a.b"),
+        ("lancedb", "a`b"),
+        ("lancedb", "_rowid"),
+        ("opensearch", "_id"),
+        ("elasticsearch", "_source"),
+        ("elasticsearch", "a..b"),
+    ],
+)
+def test_columns_without_a_name_in_a_store_are_refused(name, column, tmp_path):
+    layout = layout_of(pa.string())
+    named = replace(layout, schema=layout.schema.set(2, pa.field(column, pa.string())))
+    with STORES_WITH_READERS[name](tmp_path) as served:
+        with (
+            pytest.raises(InputError, match=r"^publish\.columns: .* has no column of the name"),
+            opened(STORES.load(name), served.target) as store,
+        ):
+            store.create("documents_1", named, "state")
+        with opened(STORES.load(name), served.target) as store:
+            assert store.collections() == {}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([10**7], pa.int32()).cast(pa.date32()),
+        pa.array([2**62], pa.timestamp("us", "UTC")),
+        pa.array([[-(2**62)]], pa.list_(pa.timestamp("us"))),
+    ],
+    ids=["date", "moment", "list"],
+)
+def test_dates_beyond_the_calendar_are_refused(column):
+    vectors = pa.array([[1.0]], pa.list_(pa.float32(), 1))
+    rows = pa.RecordBatch.from_arrays([pa.array([1]), vectors, column], [KEY, VECTOR, "day"])
+    with pytest.raises(InputError, match="`day` has a date outside of the years 1 to 9999"):
+        payload_of(rows)
+
+
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_wrong_password_is_refused_and_a_busy_server_is_temporary(name, tmp_path):
     with SERVED[name](tmp_path) as served:
@@ -371,6 +441,19 @@ def test_milvus_refuses_texts_and_names_that_no_field_takes(tmp_path):
         opened(kind, replace(milvus_in(tmp_path), address=str(tmp_path))),
     ):
         pass
+
+
+def test_milvus_deletes_keys_with_any_character(tmp_path):
+    layout = Layout(pa.schema({KEY: pa.string(), VECTOR: pa.list_(pa.float32(), 1)}), "cosine")
+    keys = pa.array([*map(chr, range(128)), "\\u0001", "\"'\\", "\\n", "\u2028"])
+    vectors = pa.array([[1.0]] * len(keys), layout.vector.type)
+    with opened(STORES.load("milvus"), milvus_in(tmp_path)) as store:
+        store.create("documents_1", layout, "state")
+        rows = pa.RecordBatch.from_arrays([keys, vectors], schema=layout.schema)
+        store.upsert("documents_1", layout, rows)
+        assert store.count("documents_1") == len(keys)
+        store.delete("documents_1", layout, keys)
+        assert store.count("documents_1") == 0
 
 
 @pytest.mark.parametrize("name", ["qdrant_folder", "milvus_file"])

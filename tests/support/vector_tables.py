@@ -38,6 +38,7 @@ class VectorTables:
     keep: int = 30
     version: int = -1
     table: str = field(default_factory=lambda: uuid.uuid4().hex)
+    made: str | None = None
     rows: dict[Any, Row] = field(default_factory=dict)
 
     def write(self, rows: Sequence[Row], *, part_rows: int = 100, model: str | None = None) -> None:
@@ -56,7 +57,8 @@ class VectorTables:
             shutil.copytree(logs, aside / "_changes")
         since = self.version - 1 if self.version else None
         path = log_file(aside, self.version)
-        log = ChangeLog(self.version, since, path, self.model, self.table)
+        log = ChangeLog(self.version, since, path, self.model, self.table, self.made)
+        self.made = uuid.uuid4().hex
         changes = [UPSERT] * len(changed) + [DELETE] * len(gone)
         batch = pa.record_batch(
             {
@@ -92,6 +94,7 @@ class VectorTables:
             "version": self.version,
             "table": self.table,
             "changes_since": self.version - 1 if self.version else None,
+            "made": self.made,
             "settings": {"embedding.model": self.model, "embedding.prompt_name": None},
         }
 

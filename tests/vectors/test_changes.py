@@ -330,17 +330,31 @@ def test_the_example_keeps_a_dict_in_sync(tmp_path) -> None:
     for number, files in enumerate(tables):
         version, _ = made(tmp_path / str(number), files, version, keep=2)
         folders.append(version.folder)
-    for known in range(3):
-        rows = rows_in(folders[known])
-        assert follow(folders[-1], rows, known) == 2
+    ids = [read_lineage(folder).made for folder in folders]
+    for known, at in zip(folders, ids, strict=True):
+        rows = rows_in(known)
+        assert follow(folders[-1], rows, at) == ids[-1]
         assert rows == rows_in(folders[-1])
-    # At first, and where too many versions were missed.
-    for known, rows in ((None, {}), (-1, {9: {"id": 9}})):
-        assert follow(folders[-1], rows, known) == 2
+    # At first, and where too many versions were missed, or those of another table are known.
+    for at, rows in ((None, {}), ("of another table", {9: {"id": 9}})):
+        assert follow(folders[-1], rows, at) == ids[-1]
         assert rows == rows_in(folders[-1])
     rows = {}
-    assert follow(folders[0], rows, None) == 0
+    assert follow(folders[0], rows, None) == ids[0]
     assert rows == rows_in(folders[0])
+
+
+def test_a_restored_table_has_other_versions_of_the_same_numbers(tmp_path) -> None:
+    first, _ = made(tmp_path / "0", [{1: ("a", None)}])
+    lost, _ = made(tmp_path / "lost", [{1: ("wrong", None)}], first)
+    at, known = read_lineage(first.folder).made, read_lineage(lost.folder).made
+    assert logs_after(lost.folder, 1, known) == ()
+    again, _ = made(tmp_path / "1", [{1: ("right", None)}], first)
+    assert logs_after(again.folder, 1, known) is None
+    assert [log.since_made for log in logs_after(again.folder, 0, at)] == [at]
+    later, _ = made(tmp_path / "2", [{1: ("right", "x")}], again)
+    assert logs_after(later.folder, 1, known) is None
+    assert [log.version for log in logs_after(later.folder, 0, at)] == [1, 2]
 
 
 def test_the_example_makes_vectors_for_other_systems() -> None:

@@ -62,8 +62,8 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
     rows["row 7"], rows["row 8"] = (None, "nobody"), (lines[8], "Ada")
     lake.write(rows)
     assert embed_table(spark, lake.job()).changes is None
-    version = follow(lake.table, copy, None)
-    assert (version, copy) == (0, rows_in(lake.table))
+    at = follow(lake.table, copy, None)
+    assert copy == rows_in(lake.table)
 
     # A new row and a gone one, another text, another owner; a row gets its text, another loses it.
     del rows["row 3"]
@@ -76,8 +76,8 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
     assert str(summary.changes) == "1 new, 3 changed, 1 with other metadata only, 1 gone"
     changed = [f"row {number}" for number in (4, 5, 60, 7, 9)]
     assert log_of(lake.table, 1) == {"row 3": "delete"} | dict.fromkeys(changed, "upsert")
-    version = follow(lake.table, copy, version)
-    assert (version, copy) == (1, rows_in(lake.table))
+    at = at_1 = follow(lake.table, copy, at)
+    assert copy == rows_in(lake.table)
 
     # Ada's rows go for good; the log before no longer says to write one.
     deleted = DeletedRows("owner", (hash_of("Ada"),))
@@ -88,8 +88,8 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
     manifest = storage.read_json(lake.table / MANIFEST_FILE)
     assert (manifest["changes"]["unchanged"], manifest["changes"]["gone"]) == (58, 2)
     late = dict(copy)
-    version = follow(lake.table, copy, version)
-    assert (version, copy) == (2, rows_in(lake.table))
+    at = follow(lake.table, copy, at)
+    assert copy == rows_in(lake.table)
 
     # The input still has them. Files are named anew, and nothing else is another.
     lake.write(dict(shuffled), size=25)
@@ -97,8 +97,8 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
     assert embed_table(spark, lake.job(dimensions=8)).changes.changed == 58
     assert [log.version for log in logs_after(lake.table, 0)] == [1, 2, 3, 4]
     table_id = read_lineage(lake.table).table
-    for known, at in ((copy, version), (late, 1), ({}, None)):
-        assert follow(lake.table, known, at) == 4
+    for known, since in ((copy, at), (late, at_1), ({}, None)):
+        now = follow(lake.table, known, since)
         assert known == rows_in(lake.table)
 
     # A key of the column of keys leaves all logs, though its row was gone before.
@@ -110,7 +110,7 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
         {"row 0": "delete"},
     )
     assert read_lineage(lake.table).table == table_id
-    assert follow(lake.table, copy, 4) == 5
+    assert follow(lake.table, copy, now) == read_lineage(lake.table).made
     assert copy == rows_in(lake.table)
     _no_reader_takes_a_log_for_data(spark, lake.table)
 

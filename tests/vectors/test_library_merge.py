@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,6 +57,7 @@ class Vectors:
         self.home, self.schema = home, schema
         self.table = uuid.uuid4().hex
         self.version = -1
+        self.made: str | None = None
         self.rows: dict = {}
 
     @property
@@ -63,8 +66,8 @@ class Vectors:
 
     def update(self, rows: list[dict], gone=(), *, logged=True) -> Rows:
         before = self.folder
-        since = self.version if self.version >= 0 else None
-        self.version += 1
+        since, since_made = self.version if self.version >= 0 else None, self.made
+        self.version, self.made = self.version + 1, uuid.uuid4().hex
         changed = {row["id"]: row for row in rows}
         self.rows = {**self.rows, **changed}
         for key in gone:
@@ -75,13 +78,14 @@ class Vectors:
         pq.write_table(table.slice(0, half), self.folder / "part-0.parquet", row_group_size=2)
         pq.write_table(table.slice(half), self.folder / "part-1.parquet")
         manifest = {"version": self.version, "table": self.table, "changes_since": since}
+        manifest["made"] = self.made
         (self.folder / "_manifest.json").write_text(json.dumps(manifest))
         (self.folder / "_changes").mkdir()
         if since is not None:
             carry_over(before, since, self.folder, 30)
         if logged:
             place = log_file(self.folder, self.version)
-            log = ChangeLog(self.version, since, place, None, self.table)
+            log = ChangeLog(self.version, since, place, None, self.table, since_made)
             kind = self.schema.field("id").type
             keys = pa.array([*changed, *gone], kind)
             kinds = pa.array(["upsert"] * len(changed) + ["delete"] * len(gone))
@@ -145,6 +149,15 @@ def test_without_a_chain_of_logs_all_rows_are_compared(target, vectors):
     again = Vectors(vectors.home / "again")
     assert merge(target, again.update([row(1, "other table")])) is None
     assert ordered(target[2]()) == again.expected()
+
+
+def test_a_restored_table_is_merged_again(target, vectors):
+    merge(target, vectors.update([row(key) for key in range(5)]))
+    backup = copy(vectors)
+    merge(target, vectors.update([row(1, "wrong"), row(2, "wrong")]))
+    shutil.rmtree(vectors.folder)
+    assert merge(target, backup.update([row(1, "right")])) is None
+    assert ordered(target[2]()) == backup.expected()
 
 
 def test_rows_that_others_changed_come_back(target, vectors, request):

@@ -107,11 +107,11 @@ def _ended(context: Context, run: Callable[[], Any]) -> Any:
         extra = {**outcome.results, "run_folder": run_folder(task, params)}
         for outlet in context["task"].outlets:
             event = context["outlet_events"][outlet]
-            if isinstance(outlet, AssetAlias):
+            if not isinstance(outlet, AssetAlias):
+                event.extra.update(extra)
+            elif "store" in outcome.results:
                 name = f"{outlet.name}/{outcome.results['store']}/{outcome.results['name']}"
                 event.add(Asset(uri=name), extra=extra)
-            else:
-                event.extra.update(extra)
     return returned
 
 
