@@ -35,11 +35,16 @@ OTHER_MODEL = "fedcba9876543210" * 4
 
 # A second form of a store, or a server that takes seconds to start.
 MORE = ("qdrant_folder", "milvus", "elasticsearch")
+# Needs no server, and takes little time.
+QUICK = "lancedb"
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.matrix if name in MORE else ()) for name in STORES]
-)
+def marks_of(store):
+    marks = [] if store == QUICK else [pytest.mark.slow]
+    return [*marks, pytest.mark.matrix] if store in MORE else marks
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks_of(name)) for name in STORES])
 def served(request, tmp_path):
     with STORES[request.param](tmp_path) as store:
         yield store
