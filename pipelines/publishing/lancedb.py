@@ -44,18 +44,28 @@ class LanceStore:
 
     def collections(self) -> Mapping[str, str | None]:
         """Return the states of tables by name."""
-        alias = self._target.collection
-        names = (name for name in self._names() if name == alias or name.startswith(f"{alias}_"))
-        return {name: self._state(name) for name in names}
+        return {name: self._state(name) for name in self._names()}
 
     def _names(self) -> Iterator[str]:
+        alias = self._target.collection
         page: str | None = None
         while True:
             listed = self._database.list_tables(page_token=page)
-            yield from listed.tables
+            named = (name for name in listed.tables if f"{name}_".startswith(f"{alias}_"))
+            yield from filter(self._is_table, named)
             page = listed.page_token
             if not page:
                 return
+
+    def _is_table(self, name: str) -> bool:
+        """Tell whether a folder has a table; a job killed in its first commit leaves none."""
+        try:
+            self._table(name)
+        except ValueError as error:
+            if "was not found" not in str(error):
+                raise
+            return False
+        return True
 
     def _state(self, name: str) -> str | None:
         for column in self._table(name).schema:

@@ -414,6 +414,17 @@ def test_one_job_at_a_time_writes_a_collection_from_a_bucket(table, s3_bucket, t
     assert not (place / lock).exists()
 
 
+def test_a_folder_of_a_job_killed_in_its_first_commit_is_no_table(table, tmp_path, monkeypatch):
+    table.write(rows_of(3))
+    with STORES["lancedb"](tmp_path) as served:
+        for name in ("documents", "documents_01234567"):
+            left = tmp_path / "lance" / f"{name}.lance" / "data" / "left.lance"
+            left.parent.mkdir(parents=True)
+            left.write_bytes(b"half")
+        assert publish(served, table, monkeypatch).upserted == 3
+        same(served, table)
+
+
 def test_a_collection_that_serves_again_is_the_newest(postgres, table, monkeypatch):
     table.write(rows_of(10))
     first = publish(postgres, table, monkeypatch)
