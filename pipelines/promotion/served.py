@@ -316,8 +316,7 @@ def copied(
     with _lock(target, _COPYING, shared=True):
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
-            storage.copy_folder(model, aside)
-            _remove_hidden(aside)
+            _copy(model, aside)
             if model_digest(aside) != record[FIELD]:
                 raise PipelineError(f"{model} changed during its copy. Promote it again.")
             if observations:
@@ -329,16 +328,12 @@ def copied(
             storage.discard_folder(aside)
 
 
-def _remove_hidden(copy: Location) -> None:
-    """Remove files outside of the digest from a copy: a version is exactly what was promoted."""
-    for name in filter(is_hidden, storage.file_names(copy)):
-        parts = name.split("/")
-        first = next(place for place, part in enumerate(parts) if part.startswith("."))
-        hidden = copy.joinpath(*parts[: first + 1])
-        if hidden.is_dir():
-            storage.discard_folder(hidden)
-        else:
-            hidden.unlink(missing_ok=True)
+def _copy(model: Location, copy: Location) -> None:
+    """Copy the files of a model, without those outside of its digest, such as a `.git`."""
+    for name in storage.file_names(model):
+        if not is_hidden(name):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            storage.copy_file(model / name, copy / name)
 
 
 def place(target: Location, copy: Location) -> str:

@@ -42,13 +42,13 @@ class Content:
     layout: Mapping[str, Any]
 
     def difference(self, other: Content) -> str | None:
-        """Return the first difference to another content in words, if any."""
+        """Return the first difference to another content of the same table in words, if any."""
         mine, others = asdict(self), asdict(other)
-        return next((_DIFFERENCES[name] for name in mine if mine[name] != others[name]), None)
+        different = (words for name, words in _DIFFERENCES.items() if mine[name] != others[name])
+        return next(different, None)
 
 
 _DIFFERENCES = {
-    "table": "rows of another table",
     "model": "vectors of another model",
     "prompt": "vectors of texts with another prompt",
     "layout": "other columns, or another metric or filters",
@@ -138,10 +138,11 @@ def make_plan(
         current: The collection behind the alias.
         logs_after: Returns the logs since a version, by number and id; see
             :func:`~pipelines.vectors.changes.logs_after`.
-        overwrite: Whether a complete collection is to be replaced, even by an equal one.
+        overwrite: Whether a complete collection is to be replaced, even by an equal one, or by one
+            of another table.
 
     Raises:
-        InputError: Something else has the name of the collection.
+        InputError: Something else has the name of the collection, or another table.
     """
     known = {name: parse_state(text, collection) for name, text in states.items()}
     if current is not None and known.get(current) is None:
@@ -152,6 +153,12 @@ def make_plan(
         )
     ours = {name: state for name, state in known.items() if state is not None}
     served = 0 if current is None else ours[current].number
+    if current is not None and ours[current].content.table != content.table and not overwrite:
+        raise InputError(
+            COLLECTION,
+            f"`{collection}` has the rows of another table",
+            "Choose another name, or set publish.overwrite=true to replace them",
+        )
     number = 1 + max((state.number for state in ours.values()), default=0)
     # A collection for readers is taken before others, and the newest of these first.
     for name in sorted(ours, key=lambda name: (name != current, -ours[name].number)):

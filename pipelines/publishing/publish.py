@@ -295,7 +295,8 @@ class PublishJob:
         counts, done, total = Counts(), 0, sum(file.rows for file in files)
         amount = int(total * share)
         round_rows = int(self._connections * TASK_ROWS / max(share, 1e-9))
-        line = "publishing {done}/{total} rows  {text}"
+        # An update reads rows that it does not write.
+        line = "publishing {done}/{total} rows read  {text}"
         with WorkProgress("publishing", total, 0, line, "connecting") as progress:
             for group in _rounds(files, round_rows):
                 rows = sum(file.rows for file in group)

@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import sha256
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
@@ -259,11 +260,20 @@ def _connect_opensearch(server: Server, timeout: float) -> Any:
     )
 
 
+def _with_port(url: str) -> str:
+    """Return a URL with the port that OpenSearch's client adds, and Elasticsearch's does not."""
+    parts = urlsplit(url)
+    if parts.port is not None:
+        return url
+    port = 443 if parts.scheme == "https" else 9200
+    return urlunsplit(parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{port}"))
+
+
 def _connect_elasticsearch(server: Server, timeout: float) -> Any:
     from elasticsearch import Elasticsearch
 
     return Elasticsearch(
-        hosts=[server.url],
+        hosts=[_with_port(server.url)],
         basic_auth=(server.user, server.secret or "") if server.user else None,
         api_key=server.secret if server.user is None else None,
         **({"ca_certs": server.ca_file} if server.ca_file else {}),

@@ -42,7 +42,8 @@ class PublishSettings(Settings):
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Time limit of a request."""
     overwrite: bool = False
-    """Build a new collection from the whole table, even if the present one needs few changes."""
+    """Build a new collection from the whole table, even if the present one needs few changes, or
+    has the rows of another table."""
     keep_old: int = Field(default=1, ge=0)
     """Replaced collections to keep in the store."""
 

@@ -132,7 +132,8 @@ def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputEr
     if row["kind"] == MISSING:
         return InputError(KEY_COLUMN, f"`{key}` is null in {place}", remedy)
     earlier = _place_in_input(row["first"], parts)
-    return InputError(KEY_COLUMN, f"`{key}` is `{row['key']}` in {earlier} and in {place}", remedy)
+    places = f"{earlier} and in {place}" if earlier != place else "two rows of the table"
+    return InputError(KEY_COLUMN, f"`{key}` is `{row['key']}` in {places}", remedy)
 
 
 def _place_in_input(position: int, parts: Sequence[RowRange]) -> str:

@@ -133,10 +133,14 @@ def test_versions_with_files_of_the_hub_are_pruned(tmp_path):
     target, model = tmp_path / "served", tmp_path / "model"
     for content in "ab":
         write_model(model, content)
-        for name in ("onnx/model.onnx", "pytorch_model.bin", ".gitattributes", "README.md"):
-            (model / name).parent.mkdir(exist_ok=True)
+        for name in ("onnx/model.onnx", "pytorch_model.bin", ".gitattributes", ".git/objects/a"):
+            (model / name).parent.mkdir(exist_ok=True, parents=True)
             (model / name).write_text(content)
+        (model / "README.md").write_text(content)
         promote(target, model)
+        version = target / "versions" / served.served_name(target)
+        assert (version / "onnx" / "model.onnx").read_text() == content
+        assert not {".git", ".gitattributes"} & {*names(version)}
     served.prune(target, keep=0)
     assert served.versions(target) == ["00002"]
 

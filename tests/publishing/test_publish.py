@@ -180,12 +180,15 @@ def test_a_table_without_the_log_is_read_whole(served, table, monkeypatch):
             served.rows(first.collection)
 
 
-def test_another_table_replaces_the_rows(served, table, tmp_path, monkeypatch):
+def test_another_table_replaces_the_rows_on_request(served, table, tmp_path, monkeypatch):
     table.write(rows_of(40))
     publish(served, table, monkeypatch)
     other = VectorTables(tmp_path / "other")
     other.write(rows_of(30, "other"))
-    assert publish(served, other, monkeypatch).upserted == 30
+    with pytest.raises(InputError, match="`documents` has the rows of another table"):
+        publish(served, other, monkeypatch)
+    same(served, table)
+    assert publish(served, other, monkeypatch, overwrite=True).upserted == 30
     same(served, other)
 
 

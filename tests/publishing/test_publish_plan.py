@@ -81,7 +81,6 @@ def test_a_chain_of_logs_is_an_update():
     [
         (None, CONTENT, "the table has no log of all changes since version 5 of the store"),
         ({5: (log(7, 5),)}, OTHER, "the store has vectors of another model"),
-        ({5: ()}, replace(CONTENT, table="u"), "the store has rows of another table"),
         (
             {5: ()},
             replace(CONTENT, layout={}),
@@ -100,6 +99,23 @@ def test_everything_else_is_a_new_collection(logs, content, reason):
     assert made.reason == reason
     assert made.name != "docs_01234567"
     assert (made.state.number, made.state.content) == (2, content)
+
+
+def test_rows_of_another_table_are_replaced_on_request_alone():
+    other = replace(CONTENT, table="u" * 32)
+    refusal = (
+        "publish.collection: `docs` has the rows of another table. "
+        "Choose another name, or set publish.overwrite=true to replace them."
+    )
+    with pytest.raises(InputError) as raised:
+        plan({"docs_1": CURRENT}, "docs_1", content=other)
+    assert str(raised.value) == refusal
+    # Another job may fill a collection of its own, and ends before its switch.
+    begun = {"docs_1": CURRENT, "docs_2": State("docs", 2, other, 7, made="v7")}
+    with pytest.raises(InputError):
+        plan(begun, "docs_1", content=other)
+    made = plan(begun, "docs_1", content=other, overwrite=True)
+    assert (made.name, made.is_new, made.switches) == ("docs_2", False, True)
 
 
 def test_logs_of_another_model_are_not_applied():

@@ -251,6 +251,14 @@ def test_a_server_that_does_not_answer_is_refused_in_one_line(name):
 
 
 @pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_address_may_leave_the_port_out(name, scheme):
+    # Nothing answers at this address of the loopback network.
+    error = refusal_of(Target(name, f"{scheme}://127.9.9.9", "documents", timeout=5))
+    assert f"{name} does not answer at {scheme}://127.9.9.9 (" in str(error)
+
+
+@pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize(
     ("address", "told"),
     [

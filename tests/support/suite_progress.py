@@ -67,7 +67,8 @@ class SuiteProgress:
         self._expected = self._seconds_left()
         self._began = self._told = time.monotonic()
         if self._testers == 1 and self._expected > TRUSTED_SECONDS:
-            self._say(f"{self._total:,} tests, which took {self._expected / 60:.0f} min last time")
+            minutes = self._expected / (self._config.getoption("numprocesses", 1) or 1) / 60
+            self._say(f"{self._total:,} tests, which took {minutes:.0f} min last time")
 
     def _seconds_of(self, file: str) -> float:
         return self._known[file].seconds if file in self._known else 0.0

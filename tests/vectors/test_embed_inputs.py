@@ -133,6 +133,13 @@ def test_texts_and_keys_however_arrow_stores_them(spark, job, tmp_path) -> None:
     assert pd.read_parquet(tmp_path / "table").shape == (12, 4)
 
 
+def test_rows_of_other_formats_with_one_key_have_no_places(spark, job, tmp_path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": 7, "text": "a"}\n' * 2)
+    with pytest.raises(InputError, match="`id` is `7` in two rows of the table"):
+        embed_table(spark, job(path, key_column="id", format="jsonl"))
+
+
 def test_columns_that_spark_does_not_read_are_told(spark, job, tmp_path, caplog) -> None:
     path = tmp_path / "in.parquet"
     others = {"at": [datetime.time(1)], "half": pa.array([1.5], pa.float16())}
