@@ -89,7 +89,9 @@ def python_of(name: str, known: Mapping[str, Environment], home: Path) -> Path:
 def _made(environment: Environment, key: str, home: Path, below: Path | None) -> Path:
     folder = home / environment.name
     stamp, python = folder / _STAMP, folder / "bin" / "python"
-    if stamp.is_file() and json.loads(stamp.read_text())["key"] == key:
+    # It names the folders of environments, so a moved checkout makes them again.
+    made = {"key": key, "place": str(folder)}
+    if stamp.is_file() and json.loads(stamp.read_text()) == made:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, symlinks=True, with_pip=True)
@@ -103,7 +105,7 @@ def _made(environment: Environment, key: str, home: Path, below: Path | None) ->
             raise PackageError(f"{environment.name} cannot be installed:\n{done.stderr.strip()}")
     if environment.remove:
         ended([python, "-m", "pip", "uninstall", "--yes", *environment.remove])
-    stamp.write_text(json.dumps({"key": key}))
+    stamp.write_text(json.dumps(made))
     return python
 
 
