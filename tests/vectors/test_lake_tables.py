@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables in and out of `embed`, on a cluster without their connectors."""
+"""Delta and Iceberg tables in and out of `embed` and `mine`, without their connectors in Spark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 from deltalake import DeltaTable
 from lake_tables import write_delta
 
+import pipelines
 from pipelines.vectors.embed import EmbeddingJob, embed_table
+
+COLUMNS = ["anchor", "positive", "negative_0", "negative_1"]
 
 
 class DeltaFolder:
@@ -89,3 +92,24 @@ def test_a_table_with_vectors_follows_a_table(spark, job, lines, lake, tmp_path,
     assert "merged 4 changed keys into" in caplog.text
     assert (updated.texts, updated.embedded) == (22, 3)
     assert embed_table(spark, config).embedded == 0
+
+
+def test_pairs_and_documents_of_tables_are_mined(
+    spark, mining_job, mined, lake, pair_file, tmp_path
+) -> None:
+    pairs, documents = tmp_path / "pairs", IcebergTable(lake, "documents")
+    rows = pq.read_table(pair_file)
+    write_delta(pairs, rows)
+    documents.append(rows.select(["a"]).rename_columns(["text"]))
+    config = mining_job(
+        inputs=[str(pairs)],
+        format="delta",
+        documents=[documents.name],
+        documents_format="iceberg",
+    )
+    found, wanted = (
+        sorted(pq.read_table(folder).select(COLUMNS).to_pylist(), key=lambda row: [*row.values()])
+        for folder in (pipelines.mine(config).folder, mined.folder)
+    )
+    # Its documents are all positives, which are mined without them, too.
+    assert found == wanted
