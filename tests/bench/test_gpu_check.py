@@ -198,6 +198,16 @@ def test_a_gpu_that_cannot_compute_is_broken(monkeypatch):
     assert running.is_broken("cuda:0")
 
 
+def test_two_parts_have_all_checks():
+    names = [
+        [check.name for check in command._chosen(command._parse(arguments))]
+        for arguments in ([], ["--part", "results"], ["--part", "figures"])
+    ]
+    assert names[0] == names[1] + names[2]
+    assert "losses" in names[1]
+    assert "training: MiniLM" in names[2]
+
+
 def test_what_is_missing_is_named(monkeypatch, capsys):
     monkeypatch.setattr(command, "add_carried", lambda: None)
     monkeypatch.setattr(command, "missing_packages", lambda: ["pydantic", "tenacity"])
@@ -217,6 +227,7 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch, capsys):
 def test_what_was_carried_is_taken_only_where_something_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", ["own"])
     monkeypatch.setenv("PYTHONPATH", "given")
+    monkeypatch.setattr(carried, "NEEDED", ("sys",))
     carried.add_carried(tmp_path)
     assert sys.path == ["own"]
     monkeypatch.setattr(carried, "NEEDED", ("no_such_module",))
