@@ -82,9 +82,12 @@ def _separator(given: str | None) -> str | None:
     return sign
 
 
-def _escape(given: str | None) -> str | None:
-    if given is not None and (len(given) != 1 or given in "\r\n"):
-        raise refusal(f"`{given}` is no escape", "Write one character, most often a backslash")
+def _escape(given: str | None, info: ValidationInfo) -> str | None:
+    # The separator is the field before it in every section.
+    is_separator = given == (info.data.get("csv_separator") or ",")
+    if given is not None and (len(given) != 1 or given in "\r\n" or is_separator):
+        problem = "it is the separator" if is_separator else f"`{given}` is no escape"
+        raise refusal(problem, "Write one character, most often a backslash")
     # A quote before a quote is the rule anyway.
     return None if given == '"' else given
 

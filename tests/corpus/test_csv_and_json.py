@@ -288,6 +288,11 @@ def test_what_is_no_separator_is_refused(given):
     assert raised.value.key == "corpus.csv_separator"
     with pytest.raises(InputError, match=r"^mining.csv_escape: `ab` is no escape\. Write one"):
         parse({"mining": {"csv_escape": "ab"}})
+    for dialect in ({"csv_escape": ","}, {"csv_separator": "|", "csv_escape": "|"}):
+        with pytest.raises(
+            InputError, match=r"^corpus.csv_escape: it is the separator\. Write one"
+        ):
+            parse({"corpus": dialect})
 
 
 @pytest.mark.parametrize(
