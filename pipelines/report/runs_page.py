@@ -408,6 +408,7 @@ def write_comparison(folders: Sequence[Location], target: Location) -> Location:
             "heads": _heads(runs, target),
             "overview": _overview(runs),
             "figures": figure_groups(runs),
+            "unmeasured": [run.name for run in runs if not run.comparisons],
             "charts": comparison_charts(runs),
             "settings": differences([run.settings for run in runs], _OF_THE_FOLDER),
             "walls": _walls(runs),

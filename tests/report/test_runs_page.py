@@ -205,6 +205,16 @@ def test_runs_that_have_just_begun_have_a_page(tmp_path):
     assert any("no evaluation yet" in said for said in page.words)
 
 
+def test_a_run_without_an_evaluation_is_named_beside_others(measured, tmp_path):
+    page = read(write_comparison(measured, tmp_path / "page.html"))
+    assert not any("no evaluation yet" in said for said in page.words)
+    (measured[1] / "metrics.json").unlink()
+    words = " ".join(read(write_comparison(measured, tmp_path / "page.html")).words)
+    assert f"{measured[1].name} has no evaluation yet. Run evaluate on it." in words.replace(
+        "`", ""
+    )
+
+
 def test_the_time_of_a_resumed_run_is_that_of_all_its_tries(runs, tmp_path):
     lines = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
     for line, seconds in zip(lines, (1.0, 3.0, 1.5, 2.0, 4.0, 1.0), strict=True):
