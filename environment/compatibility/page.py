@@ -74,7 +74,7 @@ def described(reader: Reader, results: Results) -> str:
     """Return the row of a reader's releases."""
     cells = (results.last(reader.name, model) for model in MODELS)
     releases: dict[str, str] = next((cell["versions"] for cell in cells if cell), {})
-    versions = ", ".join(f"{name} {version}" for name, version in releases.items())
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(releases.items()))
     reads = READS[reader.reads]
     return f"| {reader.name} | {reads} | {versions or 'not run'} |"
 
