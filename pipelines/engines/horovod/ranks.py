@@ -7,7 +7,7 @@ process of a Python worker.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +18,7 @@ from pipelines.engines.horovod.rendezvous import Place, RendezvousClient, meet
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.interfaces import interface_of
 from pipelines.training.control.monitor import SILENCE_SECONDS
 from pipelines.training.devices import gpus_given_by_spark
@@ -72,7 +73,7 @@ def means_peer_lost(error: Exception) -> bool:
     return name == "HorovodInternalError" or (name == "UnknownError" and "Horovod" in str(error))
 
 
-class HorovodCollectives(ABC):
+class HorovodCollectives(Collectives):
     """Starts Horovod in this process; see :class:`pipelines.training.collectives.base.Collectives`.
 
     All gradients of a step travel as one vector: the order of the sums is then fixed, and each
