@@ -35,6 +35,7 @@ BENCHMARKS: Mapping[str, str] = {
     "tokenise": "pipelines_bench.tokenise",
     "train": "pipelines_bench.train",
     "update": "pipelines_bench.update",
+    "waits": "pipelines_bench.waits",
 }
 
 LONG: Mapping[str, str] = {

@@ -32,6 +32,7 @@ from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
 from pipelines.tokens.start import default_start
+from pipelines.training.collectives.base import Collectives
 from pipelines_bench.cpu import local_session
 from pipelines_bench.startup import prepare_config
 
@@ -177,7 +178,7 @@ def _peak_kilobytes(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-class MirroredPair:
+class MirroredPair(Collectives):
     """The collectives of a worker of two, the other one of which does the very same.
 
     Attributes:

@@ -16,7 +16,7 @@ class TorchEngine(BarrierEngine):
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local` with PyTorch, on any number of workers and with "
-            "any `training.sharding`.",
+            "any `training.sharding`. With `training.compression: bf16` the curve is close to it.",
             choose_when="Executors are equally fast. `sharding: none` (data parallel) is the "
             "fastest. `sharding: parameters` (FSDP) trains encoders larger than a worker's memory. "
             "`model_parallel` and `pipeline_parallel` help where one layer, or the activations of "
@@ -31,6 +31,6 @@ class TorchEngine(BarrierEngine):
         ("pipeline_parallel", "none"): "torch-pipeline",
     }
     shardings = tuple(steppers)
-    options = ("model_parallel", "offload", "pipeline_parallel")
+    options = ("compression", "model_parallel", "offload", "pipeline_parallel")
     libraries = ("torch",)
     rules = barrier_rules("pytorch.spark.distributor.ignoreSsl")

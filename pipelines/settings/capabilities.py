@@ -122,6 +122,12 @@ CHECKPOINTING = Feature(
 COMPRESSION = Feature(
     "training.compression", "compression", lambda asked: asked.training.compression != "none"
 )
+FP16_GRADIENTS = Feature(
+    "training.compression", "fp16 gradients", lambda asked: asked.training.compression == "fp16"
+)
+BF16_GRADIENTS = Feature(
+    "training.compression", "bf16 gradients", lambda asked: asked.training.compression == "bf16"
+)
 OFFLOAD = Feature("training.offload", "offload", lambda asked: asked.training.offload != "none")
 MEMBERS = Feature(
     "training.model_parallel",
@@ -159,6 +165,13 @@ STAGES_ALONE = Scope(
 UNSHARDED = Scope("no sharding", lambda training: training.sharding == "none", ANY_ENGINE)
 DLLIB = Scope("`bigdl` (dllib)", BIGDL.holds, "bigdl")
 ORCA = Scope("`bigdl` (Orca)", lambda training: training.framework == "torch", "bigdl")
+HOROVOD = Scope("`horovod`", engine="horovod")
+TORCH = Scope("`torch`", engine="torch")
+TORCH_PARTS = Scope(
+    "`torch` with a sharding, divided matrices or stages",
+    lambda training: training.sharding != "none" or training.placement.is_divided,
+    "torch",
+)
 DEEPSPEED_STAGES = Scope("`deepspeed` with stages", STAGES.holds, "deepspeed")
 ELEPHAS = Scope("`elephas` sync", lambda training: training.mode == "sync", "elephas")
 ELEPHAS_WORKERS = Scope(
@@ -302,6 +315,25 @@ LIMITS: tuple[Limit, ...] = (
         "Leave it at none, or set training.sharding to parameters",
     ),
     Limit(COMPRESSION, ORCA, "Orca sends PyTorch's gradients uncompressed", "Leave it at none"),
+    Limit(
+        COMPRESSION,
+        TORCH_PARTS,
+        "workers with parts of an encoder send them uncompressed",
+        "Leave it at none",
+    ),
+    Limit(
+        FP16_GRADIENTS,
+        TORCH,
+        "engine torch compresses gradients to bf16 only",
+        "Set it to bf16, or training.engine to horovod",
+    ),
+    Limit(
+        BF16_GRADIENTS,
+        HOROVOD,
+        "Horovod compresses gradients to fp16 only",
+        "Set it to fp16, or training.engine to torch",
+    ),
+    Limit(BF16_GRADIENTS, DLLIB, "dllib compresses gradients to fp16 only", "Set it to fp16"),
 )
 
 

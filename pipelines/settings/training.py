@@ -153,9 +153,10 @@ class TrainingSettings(Settings):
     offload: Literal["none", "cpu", "disk"] = "none"
     """`torch`, `deepspeed` with sharding: `cpu` keeps state in host memory; `disk` also keeps
     moments in each worker's `TMPDIR`. See [training](../concepts/training.md#sharded-training)."""
-    compression: Literal["none", "fp16"] = "none"
-    """`horovod`, `bigdl`: format of sent gradients. `fp16`: half the bytes, three digits, no values
-    below 6e-8 (`bigdl`: two digits at any size, for weights too)."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """Format of sent gradients, with half the bytes; the curve is close to that of `none`. `bf16`
+    (`torch`): two digits at any size. `fp16` (`horovod`, `bigdl`): three digits, no values below
+    6e-8 (`bigdl`: two digits at any size, for weights too)."""
     round_steps: int = Field(default=8, ge=1)
     """`elephas`, `sync`: steps between two averages of the workers' weights."""
     epochs: int = Field(default=1, ge=1)

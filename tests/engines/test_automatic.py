@@ -40,6 +40,7 @@ def taken(training=None, **sections):
         ({"engine": "auto"}, "torch with torch"),
         ({"tokens_per_micro_batch": 512}, "torch with torch"),
         ({"compression": "fp16"}, "horovod with torch"),
+        ({"compression": "bf16"}, "torch with torch"),
         ({"sharding": "gradients"}, "deepspeed with torch"),
         ({"mode": "async"}, "tensorflowonspark with tensorflow"),
         ({"mode": "hogwild"}, "elephas with tensorflow"),

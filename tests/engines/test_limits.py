@@ -33,11 +33,12 @@ ASKING = {
     "training.tokens_per_micro_batch": {"training": {"tokens_per_micro_batch": 512}},
     "training.activation_checkpointing": {"training": {"activation_checkpointing": True}},
     "training.compression": {"training": {"compression": "fp16"}},
+    "bf16 gradients": {"training": {"compression": "bf16"}},
     "training.offload": {"training": {"offload": "cpu"}},
     "training.model_parallel": {"training": {"model_parallel": 2}},
     "training.pipeline_parallel": {"training": {"pipeline_parallel": 2}},
 }
-"""By the key of a feature, settings that ask for it."""
+"""By the key or name of a feature, settings that ask for it."""
 DLLIB = {"engine": "bigdl", "framework": "bigdl", "dropout": 0.0}
 TORCH = {"engine": "torch", "framework": "torch"}
 TRAININGS = {
@@ -52,6 +53,9 @@ TRAININGS = {
     capabilities.FED.name: {"engine": "tensorflowonspark", "feed": "spark"},
     capabilities.UNSHARDED.name: TORCH,
     capabilities.DLLIB.name: DLLIB,
+    capabilities.HOROVOD.name: TORCH | {"engine": "horovod"},
+    capabilities.TORCH.name: TORCH,
+    capabilities.TORCH_PARTS.name: TORCH | {"sharding": "parameters"},
     capabilities.ORCA.name: TORCH | {"engine": "bigdl"},
     capabilities.DEEPSPEED_STAGES.name: TORCH | {"engine": "deepspeed", "pipeline_parallel": 2},
     capabilities.ELEPHAS.name: {"engine": "elephas"},
@@ -66,7 +70,7 @@ TRAININGS = {
     "limit", LIMITS, ids=lambda limit: f"{limit.feature.name}, {limit.scope.name}"
 )
 def test_a_limit_is_refused_with_its_line(limit):
-    asking = ASKING[limit.feature.key]
+    asking = ASKING.get(limit.feature.name) or ASKING[limit.feature.key]
     training = TRAININGS[limit.scope.name] | asking.get("training", {})
     with pytest.raises(InputError) as caught:
         config = parse(asking | {"training": training})

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from pipelines.training.collectives.base import Collectives
+
 
 class Meeting:
     """Where they exchange; counts what they average.
@@ -30,7 +32,7 @@ class Meeting:
         return parts
 
 
-class OneOfTwo:
+class OneOfTwo(Collectives):
     """The collectives of one of them."""
 
     workers = 2

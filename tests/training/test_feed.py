@@ -1,5 +1,7 @@
 """The feeds of one worker: the same granules in the same order, from files and from memory."""
 
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,7 @@ from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
 from pipelines.settings.spark import StorageSettings
-from pipelines.training.steppers.base import FILE_FEEDS, lane_feed, memory_feed
+from pipelines.training.steppers.base import FILE_FEEDS, lane_feed, memory_feed, one_ahead
 
 EPOCHS = 4
 
@@ -55,3 +57,32 @@ def test_lanes_of_a_store_bring_the_same_steps(task, tmp_path, feed):
         for one, other in zip(ours.granules, read.granules, strict=True):
             np.testing.assert_array_equal(one.anchor.token_ids, other.anchor.token_ids)
     assert list((tmp_path / "cache" / "lanes").rglob("*.arrow.*"))
+
+
+def test_the_next_item_is_made_while_one_is_used():
+    made = []
+
+    def items():
+        for number in range(3):
+            made.append(number)
+            yield number
+        raise OSError("a lane is gone")
+
+    ahead, deadline = one_ahead(items()), time.monotonic() + 60
+    assert next(ahead) == 0
+    while made != [0, 1] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert made == [0, 1]
+    assert [next(ahead), next(ahead)] == [1, 2]
+    with pytest.raises(OSError, match="a lane is gone"):
+        next(ahead)
+
+
+def test_a_feed_that_is_left_early_leaves_no_thread():
+    before = threading.active_count()
+    ahead, deadline = one_ahead(iter(range(9))), time.monotonic() + 60
+    assert next(ahead) == 0
+    ahead.close()
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threading.active_count() == before

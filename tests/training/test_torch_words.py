@@ -7,16 +7,17 @@ from steppers import SPEC, STATIC, granule, stepper, work
 from thread_pair import OneOfTwo, run_both
 from torch.nn.functional import embedding
 
-from pipelines.models.weights import WORDS
+from pipelines.lanes.files import Side
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.steppers.torch import WordGradient
+from pipelines.training.steppers.torch_exchange import WordGradient
 
 
 class Dense(OneOfTwo):
     """Exchanges all rows, as if every worker had touched them."""
 
     def all_gather(self, tensor):
-        return np.full_like(super().all_gather(tensor), 255)
+        gathered = super().all_gather(tensor)
+        return np.full_like(gathered, 255) if tensor.dtype == np.uint8 else gathered
 
 
 def train_ranks(kind, spec, objective, steps=4):
@@ -47,9 +48,14 @@ def test_the_updates_are_those_of_the_whole_gradient_to_the_bit(spec, monkeypatc
     assert losses == expected_losses
     for name, value in (expected.weights | expected.moments).items():
         np.testing.assert_array_equal((last.weights | last.moments)[name], value, err_msg=name)
-    place = list(expected.weights).index(WORDS)
-    assert [step[place][0] for step in whole] == [50] * 4
-    assert all(0 < step[place][0] <= 21 for step in shapes)
+    assert rows_of(whole) == [50] * 4
+    assert len(rows_of(shapes)) == 4
+    assert all(0 < rows <= 21 for rows in rows_of(shapes))
+
+
+def rows_of(averaged):
+    """How many rows of the words travelled in each step, with its loss."""
+    return [shapes[0][0] for shapes in averaged if shapes[-1] == ()]
 
 
 def test_a_dense_gradient_counts_as_all_rows():
@@ -63,6 +69,18 @@ def test_a_dense_gradient_counts_as_all_rows():
     gradient.begin()
     assert not words.grad.any()
     assert gradient.rows(SingleProcess()).tolist() == []
+
+
+def test_the_rows_of_texts_are_those_of_their_words():
+    words = torch.zeros(9, 2, requires_grad=True)
+    gradient = WordGradient(words)
+    gradient.begin()
+    sides = [Side(np.array([[3, 8, 0], [3, 1, 5]]), np.array([2, 3]))]
+    assert gradient.begin_rows(sides, SingleProcess())().tolist() == [1, 3, 5, 8]
+    embedding(torch.tensor([8, 1]), words, sparse=True).sum().backward()
+    assert gradient.is_within(sides)
+    embedding(torch.tensor([0]), words, sparse=True).sum().backward()
+    assert not gradient.is_within(sides)
 
 
 def test_rows_of_the_other_worker_are_zero_in_the_next_step():

@@ -7,7 +7,7 @@ process of a Python worker.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +18,7 @@ from pipelines.engines.horovod.rendezvous import Place, RendezvousClient, meet
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.interfaces import interface_of
 from pipelines.training.control.monitor import SILENCE_SECONDS
 from pipelines.training.devices import gpus_given_by_spark
@@ -31,6 +32,7 @@ COLLECTIVES = {
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 # With this variable, Horovod looks up no host names.
 GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+FUSION_BYTES = "HOROVOD_FUSION_THRESHOLD"
 GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
@@ -61,6 +63,8 @@ def _join(client: RendezvousClient, task: WorkerTask, afterwards: ExitStack) -> 
     # The settings of the cluster's administrator for its network stay.
     os.environ.setdefault(GLOO_TIMEOUT, str(int(wait)))
     os.environ.setdefault(GLOO_INTERFACE, interface_of(client.own_address))
+    # Vectors that Horovod joined by the clock would have another order of sums in each run.
+    os.environ.setdefault(FUSION_BYTES, "0")
     collectives: HorovodCollectives = collectives_class(training.compression)
     afterwards.callback(collectives.leave)
     return collectives
@@ -72,11 +76,11 @@ def means_peer_lost(error: Exception) -> bool:
     return name == "HorovodInternalError" or (name == "UnknownError" and "Horovod" in str(error))
 
 
-class HorovodCollectives(ABC):
+class HorovodCollectives(Collectives):
     """Starts Horovod in this process; see :class:`pipelines.training.collectives.base.Collectives`.
 
-    All gradients of a step travel as one vector: the order of the sums is then fixed, and each
-    collective operation costs time. The library is ``horovod.torch`` or ``horovod.tensorflow``.
+    Tensors of one call travel as one vector, since each collective operation costs time. The order
+    of the sums is then fixed. The library is ``horovod.torch`` or ``horovod.tensorflow``.
     """
 
     def __init__(self, library: Any, compression: str) -> None:
@@ -89,20 +93,22 @@ class HorovodCollectives(ABC):
 
     def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
         """Return each tensor's mean over the workers; in TensorFlow, while a graph is traced."""
+        means: dict[int, Any] = {}
+        for name, (compression, places) in self._formats(tensors).items():
+            of_format = [tensors[place] for place in places]
+            means |= zip(places, self._mean(name, of_format, compression), strict=True)
+        return [means[place] for place in range(len(tensors))]
+
+    def _formats(self, tensors: Sequence[Any]) -> dict[str, tuple[Any, Sequence[int]]]:
+        """Return compression and places of the tensors that travel together, by a name."""
+        everything = range(len(tensors))
         if self._compression is self._exact:
-            return self._mean("all", tensors, self._exact)
+            return {"all": (self._exact, everything)}
         # The loss is one number for the user's eyes: it stays fp32.
-        is_number = [len(tensor.shape) == 0 for tensor in tensors]
-        groups = {}
-        for name, numbers, compression in (
-            ("gradients", False, self._compression),
-            ("numbers", True, self._exact),
-        ):
-            group = [
-                tensor for tensor, kind in zip(tensors, is_number, strict=True) if kind == numbers
-            ]
-            groups[numbers] = iter(self._mean(name, group, compression) if group else [])
-        return [next(groups[kind]) for kind in is_number]
+        numbers = [place for place in everything if len(tensors[place].shape) == 0]
+        arrays = [place for place in everything if place not in numbers]
+        found = {"gradients": (self._compression, arrays), "numbers": (self._exact, numbers)}
+        return {name: (kind, places) for name, (kind, places) in found.items() if places}
 
     @abstractmethod
     def all_gather(self, tensor: Any) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,12 +28,24 @@ class Collectives(Protocol):
         """Return the mean of each tensor over the workers; the same result on all of them."""
         ...
 
+    def begin_mean(self, tensors: Sequence[Any]) -> Callable[[], list[Any]]:
+        """Begin :meth:`all_reduce_mean`; the returned function waits for the result.
+
+        Until then the tensors must not change. All workers begin their exchanges in one order.
+        Libraries without asynchronous exchanges make all of it in the wait.
+        """
+        return partial(self.all_reduce_mean, tensors)
+
     def all_gather(self, tensor: Any) -> Any:
         """Return the workers' tensors joined along the first axis, in the order of the ranks.
 
         Any numeric type travels unchanged. Numpy arrays work too; numpy can read the result.
         """
         ...
+
+    def begin_gather(self, tensor: Any) -> Callable[[], Any]:
+        """Begin :meth:`all_gather`; see :meth:`begin_mean`."""
+        return partial(self.all_gather, tensor)
 
     def reduce_scatter(self, tensor: Any) -> Any:
         """Return this worker's rows of the sum of the workers' tensors [workers x rows, ...].
@@ -43,7 +56,7 @@ class Collectives(Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcess(Collectives):
     """The collectives of a single process: nothing to do."""
 
     rank = 0
@@ -62,11 +75,12 @@ class SingleProcess:
         return tensor
 
 
-class TimedCollectives:
+class TimedCollectives(Collectives):
     """Collectives with a clock, in `seconds`.
 
     The wait for slower workers inside an operation counts too: it is a cost of synchronous
-    training. The clock misses queued work, as on a GPU.
+    training. The clock misses queued work, as on a GPU, and the part of an exchange that passes
+    between its beginning and the wait for it.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -80,15 +94,32 @@ class TimedCollectives:
         with self._clock():
             return self._collectives.all_reduce_mean(tensors)
 
+    def begin_mean(self, tensors: Sequence[Any]) -> Callable[[], list[Any]]:
+        """See :meth:`Collectives.begin_mean`."""
+        with self._clock():
+            return self._timed(self._collectives.begin_mean(tensors))
+
     def all_gather(self, tensor: Any) -> Any:
         """See :meth:`Collectives.all_gather`."""
         with self._clock():
             return self._collectives.all_gather(tensor)
 
+    def begin_gather(self, tensor: Any) -> Callable[[], Any]:
+        """See :meth:`Collectives.begin_gather`."""
+        with self._clock():
+            return self._timed(self._collectives.begin_gather(tensor))
+
     def reduce_scatter(self, tensor: Any) -> Any:
         """See :meth:`Collectives.reduce_scatter`."""
         with self._clock():
             return self._collectives.reduce_scatter(tensor)
+
+    def _timed(self, wait: Callable[[], Any]) -> Callable[[], Any]:
+        def timed() -> Any:
+            with self._clock():
+                return wait()
+
+        return timed
 
     @contextmanager
     def _clock(self) -> Iterator[None]:

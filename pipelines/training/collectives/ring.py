@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.training.collectives.base import Collectives
 from pipelines.training.control.authenticated_server import (
     TOKEN_BYTES,
     Identity,
@@ -246,7 +247,7 @@ class Ring:
             self._left.wait()
 
 
-class RingCollectives:
+class RingCollectives(Collectives):
     """Collectives on numpy arrays in a joined ring; see :class:`.base.Collectives`."""
 
     def __init__(self, ring: Ring) -> None:

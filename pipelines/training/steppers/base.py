@@ -15,6 +15,7 @@ under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -28,6 +29,8 @@ from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,33 @@ class StepWork:
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Read the worker's granules from the lanes as its steps come.
+    """Read the worker's granules from the lanes, each step's during the step before.
 
-    Fetching from an object store begins at once, while the encoder is loaded.
+    Reading begins at once, while the encoder is loaded, and so does fetching from an object store.
     """
     reader = task.run.lane_reader()
     steps = reader.ahead(task.steps())
-    return (
+    return one_ahead(
         StepWork.of(step, [reader.granule(address) for address in addresses])
         for step, addresses in steps
     )
+
+
+def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Pass items on while a thread makes the next one; errors come in their item's place."""
+    pool = ThreadPoolExecutor(1, "feed")
+    return _passed_on(pool, items, pool.submit(next, items, None))
+
+
+def _passed_on(
+    pool: ThreadPoolExecutor, items: Iterator[Item], coming: Future[Item | None]
+) -> Iterator[Item]:
+    try:
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:

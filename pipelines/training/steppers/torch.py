@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
+from pipelines.lanes.files import Side
 from pipelines.losses.candidates import Picks, Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Batch as DeviceBatch
@@ -32,7 +33,7 @@ from pipelines.models.frameworks.torch import (
 )
 from pipelines.models.frameworks.torch_division import WHOLE, Part
 from pipelines.models.frameworks.torch_module import Inputs
-from pipelines.models.weights import WORDS, Weights
+from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
@@ -53,6 +54,7 @@ from pipelines.training.steppers.base import (
 )
 from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
+from pipelines.training.steppers.torch_exchange import GradientExchange
 from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 
 
@@ -323,59 +325,6 @@ class BatchedWork(TorchWork):
             self._backward(loss, last=last and number == len(todo))
 
 
-class WordGradient:
-    """A buffer for the word embedding's gradient, with a list of its non-zero rows.
-
-    The word embedding is half of a small encoder, and most of one with a vocabulary of many
-    languages. A step touches few of its rows. Rows of words in no text of a step are zero on every
-    worker, so workers neither exchange nor zero them. Sparse gradients name the touched rows; after
-    a dense one all count as touched.
-    """
-
-    def __init__(self, words: torch.Tensor) -> None:
-        self._words = words
-        self._buffer = torch.zeros_like(words)
-        self._touched: list[torch.Tensor] = []
-        self._are_all = False
-        words.register_hook(self._note)
-
-    def begin(self) -> None:
-        """Zero the buffer, and add all gradients from now on to it."""
-        if self._are_all:
-            self._buffer.zero_()
-        for rows in self._touched:
-            self._buffer.index_fill_(0, rows, 0.0)
-        self._touched, self._are_all = [], False
-        self._words.grad = self._buffer
-
-    def rows(self, collectives: Collectives) -> torch.Tensor:
-        """Return the rows touched on any worker, int64 and sorted; all workers call it."""
-        mask = torch.full((len(self._buffer),), self._are_all, device=self._buffer.device)
-        for rows in self._touched:
-            mask[rows] = True
-        # One bit per row: 31 kB for 250,000 words, less than the ids of a step's words.
-        bits = np.packbits(mask.cpu().numpy())[None]
-        everywhere = np.bitwise_or.reduce(np.asarray(collectives.all_gather(bits)), axis=0)
-        touched = np.flatnonzero(np.unpackbits(everywhere, count=len(mask)))
-        return torch.from_numpy(touched).to(self._buffer.device)
-
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the named rows."""
-        return self._buffer.index_select(0, rows)
-
-    def put(self, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Replace the non-zero rows; return the whole gradient."""
-        self._touched = [rows]
-        return self._buffer.index_copy_(0, rows, values)
-
-    def _note(self, gradient: torch.Tensor) -> None:
-        """Note the rows of each gradient before its addition."""
-        if gradient.is_sparse:
-            self._touched.append(gradient._indices()[0])
-        else:
-            self._are_all = True
-
-
 class TorchStepper(BatchedWork):
     """Holds the whole state of the trained weights, as plain tensors by name.
 
@@ -402,8 +351,7 @@ class TorchStepper(BatchedWork):
         self._scale = checkpoint.frozen.scale
         moments = moments_of(checkpoint, averaged=self._training.ema is not None)
         self._moments = {key: place(value) for key, value in moments}
-        words = self._weights.get(WORDS)
-        self._word_gradient = None if words is None else WordGradient(words)
+        self._exchange = GradientExchange(self._weights, self._collectives)
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -413,7 +361,7 @@ class TorchStepper(BatchedWork):
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
         """Return loss and clipped gradients of this worker's granules at given weights."""
         _assign(self._weights, weights)
-        loss, gradients = self._loss(work), self._gradients()
+        loss, gradients = self._loss(work), self._exchange.gradients()
         norm = total_norm(gradients.values())
         excess = self._excess(norm)
         self.gradient_norm = float(norm)
@@ -438,12 +386,16 @@ class TorchStepper(BatchedWork):
 
     def _loss(self, work: StepWork) -> torch.Tensor:
         """See :class:`TorchWork`; the gradients are valid until the next call."""
-        for weight in self._weights.values():
-            weight.grad = None
-        # After the loop, which would drop the buffer.
-        if self._word_gradient is not None:
-            self._word_gradient.begin()
+        self._exchange.begin(self._sides_with_words(work))
         return super()._loss(work)
+
+    def _sides_with_words(self, work: StepWork) -> list[Side] | None:
+        """Return the texts of a step if only their words have gradients; None if others may."""
+        # A reconstruction objective replaces words. A part may number its words by itself.
+        if self._rewriting is not None or self._part is not WHOLE:
+            return None
+        names = self._objectives[work.source].sides
+        return [granule.sides[name] for granule in work.granules for name in names]
 
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
         encoder, training = self._encoder(), self._training
@@ -469,7 +421,7 @@ class TorchStepper(BatchedWork):
         return self._rewriting.loss(self._effective(), of_objective(self._weights), part)
 
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        loss.backward()
+        self._exchange.backward(loss, last=last)
 
     def _effective(self) -> Weights:
         """Return the encoder's weights, with frozen ones and LoRA's additions."""
@@ -483,31 +435,12 @@ class TorchStepper(BatchedWork):
     def _encoder(self) -> Encoder:
         return prepare(self._spec, self._effective(), self._training.precision, self._part)
 
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        return {name: weight.grad for name, weight in self._weights.items()}
-
     def _update(self, loss: torch.Tensor, learning_rate: float, number: int) -> torch.Tensor:
-        gradients, mean_loss = self._means(loss)
+        gradients, mean_loss = self._exchange.means(loss)
         norm = self._norm(gradients)
         self._move(gradients, self._excess(norm), learning_rate, number)
         self.gradient_norm = float(norm)
         return mean_loss
-
-    def _means(self, loss: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return gradients and loss, averaged over the workers.
-
-        Workers exchange only the touched rows of the word embedding's gradient.
-        """
-        words = self._word_gradient if self._collectives.workers > 1 else None
-        sent = self._gradients()
-        if words is not None:
-            rows = words.rows(self._collectives)
-            sent[WORDS] = words.at(rows)
-        *averaged, mean_loss = self._collectives.all_reduce_mean([*sent.values(), loss])
-        means = dict(zip(sent, averaged, strict=True))
-        if words is not None:
-            means[WORDS] = words.put(rows, means[WORDS])
-        return means, mean_loss
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the norm of the whole encoder's gradient."""

@@ -1,0 +1,253 @@
+"""Gradients that travel during the backward pass: what workers make of them, and lost workers.
+
+The workers are processes: ``python test_gradient_exchange.py WORKERS FOLDER SCENARIO``.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rank_pair import LORA
+from steppers import KINDS, SPEC, granule, stepper, work
+
+STEPS, GRANULES, RATE = 3, 6, 3e-3
+TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "granules_per_step": GRANULES, "dropout": 0.1}
+CASES = {
+    "granules": ({"negatives": "granule"}, {}, "deep"),
+    "step": ({"negatives": "step"}, {}, "deep"),
+    "micro-batches": ({"negatives": "granule"}, {"tokens_per_micro_batch": 20}, "deep"),
+    "hf": ({"negatives": "granule"}, {}, "hf"),
+    "static": ({"negatives": "granule"}, {}, "static"),
+    "lora": ({"negatives": "granule"}, {}, "lora"),
+    "reconstruction": ({"name": "mlm"}, {}, "deep"),
+}
+DEADLINE_SECONDS = 60
+VICTIM = 1
+
+
+def of_workers(folder: Path, workers: int, scenario: str) -> list:
+    """What each worker of a scenario gives, by rank; None of one that gave nothing."""
+    command = [sys.executable, __file__, str(workers), str(folder), scenario]
+    with subprocess.Popen(command, start_new_session=True) as group:
+        try:
+            assert group.wait(600) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(group.pid, signal.SIGKILL)
+    paths = [folder / str(rank) for rank in range(workers)]
+    return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+
+
+def made(case: str, **more):
+    objective, training, kind = CASES[case]
+    training = TRAINING | training | more.pop("training", {})
+    encoder = LORA if kind == "lora" else {}
+    spec = KINDS.get(kind, SPEC)
+    return stepper("torch", objective, training, spec=spec, encoder=encoder, **more)
+
+
+def curve(each, rank: int, workers: int) -> list:
+    share = GRANULES // workers
+    firsts = [GRANULES * step + share * rank for step in range(STEPS)]
+    granules = [[granule(first + number) for number in range(share)] for first in firsts]
+    return [each.step(work(i, *of_step), RATE) for i, of_step in enumerate(granules)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
+    everybody = of_workers(tmp_path, workers, "equal")
+    for case in CASES:
+        overlapped, plain, early = everybody[0][case]
+        assert overlapped == plain, case
+        # All but the last few buckets are under way before the backward pass ends.
+        assert early[0] == 0, case
+        assert all(count > 0 for count in early[1:]) or case == "static", case
+        assert all(worker[case][0] == overlapped for worker in everybody), case
+        losses, arrays = overlapped
+        alone = made(case, training={"workers": 1})
+        np.testing.assert_allclose(losses, curve(alone, 0, 1), rtol=1e-5, err_msg=case)
+        for name, expected in alone.checkpoint(STEPS).weights.items():
+            found = np.frombuffer(arrays[name], np.float32).reshape(expected.shape)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.matrix), 3])
+def test_compressed_means_are_rounded_twice(tmp_path, workers):
+    everybody = of_workers(tmp_path, workers, "bf16")
+    gradients = [gradients_of(rank) for rank in range(workers)]
+    for number in range(len(gradients[0])):
+        found = [np.asarray(worker["means"][number]) for worker in everybody]
+        assert all(np.array_equal(other, found[0]) for other in found)
+        each = np.stack([of_rank[number] for of_rank in gradients]).astype(np.float64)
+        mean = each.mean(axis=0)
+        if not each[0].ndim:
+            np.testing.assert_allclose(found[0], mean, rtol=1e-6)
+            continue
+        once = 2.0**-8  # half of it would do for numbers that are not rounded up
+        bound = once * np.abs(each).mean(axis=0) + once * np.abs(mean)
+        assert (np.abs(found[0] - mean) <= bound).all()
+        assert not np.array_equal(found[0], mean.astype(np.float32))
+    for case in CASES:
+        losses = [worker[case] for worker in everybody]
+        assert all(other == losses[0] for other in losses)
+        exact = curve(made(case, training={"workers": 1}), 0, 1)
+        np.testing.assert_allclose(losses[0], exact, rtol=1e-2, err_msg=case)
+        assert losses[0] != exact
+
+
+def gradients_of(rank: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(rank)
+    shapes = ((7, 5), (), (3,), (11, 2))
+    return [np.asarray(generator.normal(size=shape), np.float32) for shape in shapes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "compression"), [("killed", "none"), ("killed", "bf16"), ("fails", "bf16")]
+)
+def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(tmp_path, end, compression):
+    everybody = of_workers(tmp_path, 3, f"{end}-{compression}")
+    assert everybody.pop(VICTIM) == (None if end == "killed" else "torn")
+    for error, is_lost, seconds in everybody:
+        assert is_lost, error
+        assert seconds < DEADLINE_SECONDS
+
+
+def main() -> None:
+    """The parent: imports the libraries once, and forks the workers."""
+    count, folder, scenario = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    made("granules")
+    ranks = {}
+    for rank in range(count):
+        if not (process := os.fork()):
+            run_rank(rank, count, folder, scenario)
+        ranks[process] = rank
+    while ranks:
+        process, status = os.wait()
+        if status and not (ranks[process] == VICTIM and scenario.startswith("killed")):
+            raise SystemExit(f"worker {ranks[process]} has ended with {status}")
+        del ranks[process]
+
+
+def run_rank(rank: int, workers: int, folder: Path, scenario: str) -> None:
+    """One worker; writes what it gives."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    from pipelines.models.frameworks.torch import configure_threads
+    from pipelines.settings.load import parse
+    from pipelines.training.collectives.process_group import (
+        ProcessGroupCollectives,
+        exit_without_finalization,
+        process_group_cleanup,
+    )
+    from pipelines.training.steppers import torch_exchange
+
+    # So that even a small encoder has several.
+    torch_exchange.BUCKET_BYTES = 2048
+    configure_threads(1)
+    name, _, compression = scenario.partition("-")
+    settings = {
+        "engine": "torch",
+        "framework": "torch",
+        "workers": workers,
+        "granules_per_step": GRANULES,
+        "stall_seconds": DEADLINE_SECONDS,
+        "compression": compression or ("bf16" if name == "bf16" else "none"),
+    }
+    with process_group_cleanup():
+        collectives = ProcessGroupCollectives(parse({"training": settings}).training)
+        result = {"equal": equal, "bf16": compressed}.get(name, lost)(collectives, name)
+    (folder / str(rank)).write_bytes(pickle.dumps(result))
+    exit_without_finalization()
+
+
+def equal(collectives, _) -> dict:
+    """Of each case, what comes of both ways, and how many buckets travel early in each step."""
+    return {case: both_ways(collectives, case) for case in CASES}
+
+
+def both_ways(collectives, case: str) -> tuple:
+    early: list[int] = []
+    overlapped = made(case, training={"workers": collectives.workers}, collectives=collectives)
+    plain = made(case, training={"workers": collectives.workers}, collectives=collectives)
+    exchange, backward = overlapped._exchange, overlapped._exchange.backward
+
+    def counted(loss, *, last):
+        backward(loss, last=last)
+        if last:
+            early.append(len(exchange._begun))
+
+    exchange.backward = counted
+    plain._exchange.backward = lambda loss, last: loss.backward()
+    return *(all_of(each, collectives) for each in (overlapped, plain)), early
+
+
+def all_of(each, collectives) -> tuple:
+    losses = curve(each, collectives.rank, collectives.workers)
+    last = each.checkpoint(STEPS)
+    arrays = last.weights | last.moments
+    return losses, {name: array.tobytes() for name, array in arrays.items()}
+
+
+def compressed(collectives, _) -> dict:
+    """The means of some arrays, and the losses of each case."""
+    import torch
+
+    tensors = [torch.from_numpy(array) for array in gradients_of(collectives.rank)]
+    found = {"means": [mean.numpy() for mean in collectives.begin_mean(tensors)()]}
+    for case in CASES:
+        each = made(case, training={"workers": collectives.workers}, collectives=collectives)
+        found[case] = curve(each, collectives.rank, collectives.workers)
+    return found
+
+
+def lost(collectives, end: str) -> str | tuple:
+    """The error, whether it means a lost worker, and after how long; of the victim its own."""
+    from pipelines.training.collectives.process_group import means_peer_lost
+
+    each = made("granules", training={"workers": collectives.workers}, collectives=collectives)
+    share = GRANULES // collectives.workers
+    parts = [granule(share * collectives.rank + number) for number in range(share)]
+    each.step(work(0, *parts), RATE)
+    if collectives.rank == VICTIM:
+        tear(each, end)
+    began = time.monotonic()
+    try:
+        for index in range(1, 100):
+            each.step(work(index, *parts), RATE)
+    except ValueError as error:
+        return str(error)
+    except RuntimeError as error:
+        return repr(error), means_peer_lost(error), time.monotonic() - began
+    return "nothing happened", False, 0.0
+
+
+def tear(each, end: str) -> None:
+    """Ends this worker in the middle of a last backward pass: it has sent some gradients."""
+
+    def ended(_) -> None:
+        if not each._exchange._begun:
+            return
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("torn")
+
+    for name, weight in each._weights.items():
+        if ".layer.1." in name:
+            weight.register_post_accumulate_grad_hook(ended)
+
+
+if __name__ == "__main__":
+    main()
