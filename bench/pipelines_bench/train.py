@@ -6,9 +6,11 @@ steps in turn while the others wait, for several rounds, and each round gives it
 which the median counts; so a machine that is slow for a while is slow for all. Time is CPU time of
 the process: on one thread that is the time it takes, less what others take of the core.
 
-sentence-transformers' trainer is taken as it comes, with MultipleNegativesRankingLoss: random
-batches, tokenised as they are made, with the dropout of the checkpoint; here there is none unless
-``training.dropout`` is set.
+sentence-transformers' trainer has MultipleNegativesRankingLoss and random batches, and is measured
+in two forms. From ids it does what the others do: its batches are made of the token ids of the
+prepared folder, and it has as much dropout, which is none unless ``training.dropout`` is set. From
+texts it is taken as it comes: it tokenises in its step, and has the dropout of the checkpoint. The
+first says how fast the steps are, the second what a user of either saves.
 
 Horovod's rate per core is compared with that of as many single processes that train side by side,
 each for itself: cores share caches and memory whatever runs on them.
@@ -50,6 +52,8 @@ HOROVOD_ROUNDS = 3
 HOROVOD_STEPS = 24
 LEARNING_RATE = 2e-5
 
+_THEIRS = "sentence-transformers"
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -71,9 +75,13 @@ CONTENDERS = {
     "torch fp32": Contender("here", "torch", "fp32"),
     "tensorflow bf16": Contender("here", "tensorflow", "bf16"),
     "tensorflow fp32": Contender("here", "tensorflow", "fp32"),
-    "sentence-transformers bf16": Contender("sentence-transformers", "torch", "bf16"),
-    "sentence-transformers fp32": Contender("sentence-transformers", "torch", "fp32"),
+    "sentence-transformers from ids, bf16": Contender(f"{_THEIRS} from ids", "torch", "bf16"),
+    "sentence-transformers from ids, fp32": Contender(f"{_THEIRS} from ids", "torch", "fp32"),
+    "sentence-transformers from texts, bf16": Contender(f"{_THEIRS} from texts", "torch", "bf16"),
+    "sentence-transformers from texts, fp32": Contender(f"{_THEIRS} from texts", "torch", "fp32"),
 }
+_OVER_THEIRS = (("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32"))
+"""Precisions of torch here and of their trainer, whose rates are compared."""
 
 
 def measure(config: Config, data: str | None, *, runs: int | None = None) -> dict[str, Any]:
@@ -87,7 +95,8 @@ def measure(config: Config, data: str | None, *, runs: int | None = None) -> dic
     Returns:
         ``torch_bf16_vs_st_fp32_ratio``, ``torch_bf16_vs_st_bf16_ratio`` and
         ``torch_fp32_vs_st_fp32_ratio``: pairs per CPU second over those of sentence-transformers'
-        trainer; ``tensorflow_vs_torch_time_ratio``: CPU time of the faster TensorFlow step over
+        trainer, from token ids; the same names with ``_from_texts``: where that trainer takes
+        texts; ``tensorflow_vs_torch_time_ratio``: CPU time of the faster TensorFlow step over
         that of the faster torch step; ``horovod_per_core_ratio``: Horovod's rate over that of as
         many processes for themselves; and the rates. A ratio of what cannot be measured here is
         None.
@@ -107,9 +116,8 @@ def measure(config: Config, data: str | None, *, runs: int | None = None) -> dic
         for framework in ("torch", "tensorflow")
     )
     return {
-        "torch_bf16_vs_st_fp32_ratio": _ratio(rates, "torch bf16", "sentence-transformers fp32"),
-        "torch_bf16_vs_st_bf16_ratio": _ratio(rates, "torch bf16", "sentence-transformers bf16"),
-        "torch_fp32_vs_st_fp32_ratio": _ratio(rates, "torch fp32", "sentence-transformers fp32"),
+        **_over_theirs(rates, "ids", ""),
+        **_over_theirs(rates, "texts", "_from_texts"),
         "tensorflow_vs_torch_time_ratio": round(torch / tensorflow, 4),
         "horovod_per_core_ratio": per_core,
         "pairs_per_cpu_second": {
@@ -191,6 +199,18 @@ def _trainer(config: Config, contender: Contender) -> Iterator[OrderedProcess]:
             yield process
 
 
+def _over_theirs(
+    rates: Mapping[str, Sequence[float]], form: str, suffix: str
+) -> dict[str, float | None]:
+    """The ratios over sentence-transformers' trainer that takes `form`."""
+    return {
+        f"torch_{ours}_vs_st_{theirs}_ratio{suffix}": _ratio(
+            rates, f"torch {ours}", f"{_THEIRS} from {form}, {theirs}"
+        )
+        for ours, theirs in _OVER_THEIRS
+    }
+
+
 def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float | None:
     if ours not in rates or theirs not in rates:
         return None
@@ -199,8 +219,10 @@ def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> floa
 
 
 def _print(rates: Mapping[str, Sequence[float]]) -> None:
-    table = Table("trainer", "pairs per CPU second (median)", "all rounds", "over the last")
-    base = [*rates][-1]
+    table = Table(
+        "trainer", "pairs per CPU second (median)", "all rounds", f"over {_THEIRS} from ids, fp32"
+    )
+    base = f"{_THEIRS} from ids, fp32"
     for name, values in rates.items():
         table.add_row(
             name,

@@ -12,15 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.catalog import STEPPERS
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.files import LaneManifest, ragged
 from pipelines.lanes.plan import BatchPlan
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.models.folder import start_encoder
@@ -29,6 +32,8 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.load import load
+from pipelines.spark.parquet_parts import read_table
+from pipelines.tokens.stage import SIDES
 from pipelines.tokens.start import default_start, start_folder
 from pipelines.training.collectives.base import Collectives, SingleProcess
 from pipelines.training.steppers.base import Stepper, StepperFactory, lane_feed
@@ -123,8 +128,15 @@ def _new_stepper(task: WorkerTask, collectives: Collectives | None = None) -> St
     return factory(task, Checkpoint(0, spec, weights, {}), collectives or SingleProcess())
 
 
-def train_sentence_transformers(config: Config, orders: Orders) -> None:
-    """The trainer of sentence-transformers as it comes, on random batches of the same pairs."""
+def train_sentence_transformers(config: Config, orders: Orders, *, from_ids: bool = False) -> None:
+    """The trainer of sentence-transformers, on random batches of the same pairs.
+
+    Args:
+        config: Of the training.
+        orders: How many steps it makes.
+        from_ids: Whether it gets token ids, and has as much dropout as the trainers here; by
+            default it is taken as it comes, with texts and the dropout of the checkpoint.
+    """
     from sentence_transformers import SentenceTransformer
     from transformers import TrainerCallback
 
@@ -132,17 +144,42 @@ def train_sentence_transformers(config: Config, orders: Orders) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not orders.step_done()
 
-    model = SentenceTransformer(str(start_folder(config) or default_start()), device="cpu")
+    start = start_folder(config) or default_start()
+    changed = dropout_of(start, config.training.dropout) if from_ids else {}
+    model = SentenceTransformer(str(start), device="cpu", config_kwargs=changed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = sentence_transformers_trainer(
-            config, model, folder, max_steps=ENDLESS, callbacks=[Paced()]
+            config, model, folder, from_ids=from_ids, max_steps=ENDLESS, callbacks=[Paced()]
         )
         if orders.next():
             trainer.train()
 
 
+def dropout_of(start: Path, share: float | None) -> dict[str, float]:
+    """What of a model's own settings to change, so that it drops as much as all others do.
+
+    Args:
+        start: Its folder.
+        share: As ``training.dropout`` has it; None: the model's own.
+    """
+    if share is None:
+        return {}
+    config = json.loads((start / "config.json").read_text(encoding="utf-8"))
+    return {
+        name: share
+        for name, value in config.items()
+        if "dropout" in name and isinstance(value, int | float)
+    }
+
+
 def sentence_transformers_trainer(
-    config: Config, model: Any, folder: str, *, callbacks: Sequence[Any] = (), **arguments: Any
+    config: Config,
+    model: Any,
+    folder: str,
+    *,
+    from_ids: bool = False,
+    callbacks: Sequence[Any] = (),
+    **arguments: Any,
 ) -> Any:
     """A `SentenceTransformerTrainer` on the prepared pairs, with MultipleNegativesRankingLoss.
 
@@ -150,6 +187,7 @@ def sentence_transformers_trainer(
         config: Length, precision, learning rate and seed are its own.
         model: A `SentenceTransformer`.
         folder: What the trainer may write to.
+        from_ids: Whether it gets the ids of the tokens stage, and does not tokenise.
         callbacks: Of the trainer.
         arguments: Further ones of `SentenceTransformerTrainingArguments`.
     """
@@ -163,7 +201,7 @@ def sentence_transformers_trainer(
     prepared, training = PreparedFolder.of(config), config.training
     objective = config.objective
     assert isinstance(objective, InBatchNegativesSettings), "the loss of which theirs is the same"
-    pairs = pq.read_table(prepared.corpus.pairs, columns=["anchor", "positive"])
+    pairs = pq.read_table(prepared.corpus.pairs, columns=list(SIDES))
     lanes = LaneManifest.load(prepared.lanes.path)
     model.max_seq_length = lanes.max_length
     return SentenceTransformerTrainer(
@@ -180,15 +218,54 @@ def sentence_transformers_trainer(
             report_to="none",
             **{"logging_strategy": "no"} | arguments,
         ),
-        train_dataset=Dataset(pairs),
+        train_dataset=Dataset(token_ids(prepared.tokens.examples) if from_ids else pairs),
+        data_collator=ids_collator(model.tokenizer.pad_token_id) if from_ids else None,
         loss=MultipleNegativesRankingLoss(model, scale=1 / objective.temperature),
         callbacks=list(callbacks),
     )
 
 
+def token_ids(examples: Location) -> pa.Table:
+    """The ids of the pairs' texts as lists, in the columns `anchor` and `positive`."""
+    table = read_table(examples, SIDES)
+    return pa.table({name: _lists(table[name].combine_chunks()) for name in SIDES})
+
+
+def _lists(column: pa.BinaryArray) -> pa.ListArray:
+    ids, lengths = ragged(column)
+    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+
+
+def ids_collator(padding: int) -> Any:
+    """The library's collator for columns of token ids: it pads them, batch by batch."""
+    from sentence_transformers.sentence_transformer.data_collator import (
+        SentenceTransformerDataCollator,
+    )
+
+    return SentenceTransformerDataCollator(preprocess_fn=partial(_padded, padding=padding))
+
+
+def _padded(rows: Sequence[Sequence[int]], *, padding: int, **_: Any) -> dict[str, Any]:
+    """What the library makes of texts with these ids, at no cost but that of padding."""
+    import torch
+
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.full(is_token.shape, padding, np.int64)
+    ids[is_token] = np.concatenate(rows)
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "token_type_ids": torch.zeros(ids.shape, dtype=torch.int64),
+        "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+        "modality": "text",
+    }
+
+
 TRAINERS: Mapping[str, Callable[[Config, Orders], None]] = {
     "here": train_here,
-    "sentence-transformers": train_sentence_transformers,
+    "sentence-transformers from ids": partial(train_sentence_transformers, from_ids=True),
+    "sentence-transformers from texts": train_sentence_transformers,
 }
 
 
