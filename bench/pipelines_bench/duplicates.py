@@ -130,7 +130,7 @@ def _sentences(
     settings = settings.model_copy(update=changes)
     work = partial(unit_batches, settings=settings)
     units, _ = scratch.keep_arrow(read_rows(session, settings), work, SCHEMA, Totals(("level",)))
-    kept = units.where((F.col("level") == text_level(settings)) & F.col("reason").isNull())
+    kept = units.frame.where((F.col("level") == text_level(settings)) & F.col("reason").isNull())
     alike = kept.groupBy(text_key(F.col("anchor")).alias("key"))
     return alike.agg(F.min("anchor").alias("text")).select(
         "key", F.expr("0L").alias("order"), "text"

@@ -6,6 +6,8 @@
         totals.parquet   their totals, by source
         sources.json     their settings, and the sources
 
+A run of texts lies in one row group of `rows/`: see :mod:`pipelines.corpus.dedup.cut_texts`.
+
 A source is a file or, of a corpus of very many files, a bundle of them: so neither the driver's
 memory nor the list of sources grows with the number of files. A generation never changes. When some
 of its sources are gone, a new generation takes over the rest before the old one is removed.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import Any, Literal, NamedTuple
@@ -48,13 +50,14 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.versions import current
 from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
+    Kept,
     Scratch,
     Totals,
     batches_of,
     read_parquet,
     write_arrow,
-    write_parquet,
 )
+from pipelines.spark.parquet_parts import Part, find_parts, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ COUNTS_FROM: Mapping[str, Literal["corpus", "later"]] = {
 """Settings without an effect on the units of a file: whether they count for the corpus as a whole,
 or only for later stages. Any other changed setting makes a preparation read files again."""
 
+_LAYOUT = "runs are whole in row groups"
 _TOTALS_FILE = "totals.parquet"
 _SOURCES_FILE = "sources.json"
 _TOTALS = Totals(
@@ -97,7 +101,7 @@ def settings_key(settings: CorpusSettings) -> str:
     # Other code, or another schema, may cut the same file into other units.
     values = settings.model_dump(mode="json", exclude={*COUNTS_FROM})
     redactor = settings.redact and check_redactor(settings.redact)
-    content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
+    content = json.dumps([_LAYOUT, code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -194,9 +198,14 @@ class Generation:
         """The rows of all its files."""
         return int(pc.sum(self.totals["written"]).as_py() or 0)
 
+    @property
+    def folder(self) -> Location:
+        """The folder of its rows."""
+        return self.path / "rows"
+
     def rows(self, session: SparkSession) -> DataFrame:
         """Return all its rows."""
-        return read_parquet(session, self.path / "rows", from_arrow_schema(SCHEMA))
+        return read_parquet(session, self.folder, from_arrow_schema(SCHEMA))
 
     def without(self, ids: Collection[int]) -> Generation:
         """Return the generation with some sources marked to be read again."""
@@ -278,12 +287,13 @@ def claims(
 class Units:
     """The texts of all inputs, cleaned and judged one by one.
 
-    `frame` has rows of :data:`.unit_rows.SCHEMA`; `totals` has `rows`, `bytes` and `titled` by
-    `level`, `quarantined` and `language`. `tables` are the inputs with versions, and the versions
-    read.
+    `frame` has rows of :data:`.unit_rows.SCHEMA`, which lie in `folders`; `totals` has `rows`,
+    `bytes` and `titled` by `level`, `quarantined` and `language`. `tables` are the inputs with
+    versions, and the versions read.
     """
 
     frame: DataFrame
+    folders: tuple[Location, ...]
     totals: pa.Table
     tables: tuple[str, ...] = ()
 
@@ -320,14 +330,14 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: 
         settings = settings.model_copy(update={"inputs": tables})
     work = partial(unit_batches, settings=settings, deleted=deleted)
 
-    def cut(damaged: Damaged) -> tuple[DataFrame, pa.Table]:
+    def cut(damaged: Damaged) -> tuple[Kept, pa.Table]:
         rows = read_rows(session, settings, config.storage, damaged)
         return scratch.keep_arrow(rows, work, SCHEMA, _TOTALS_OF_ALL)
 
     files = [] if known.files is None else _files(settings, config.storage)
     with batches_of(session, _PIECES_PER_BATCH):
-        frame, totals = without_damaged(session, settings, files, cut)
-    return Units(frame, totals, tables)
+        rows, totals = without_damaged(session, settings, files, cut)
+    return Units(rows.frame, (rows.path,), totals, tables)
 
 
 def _files(settings: CorpusSettings, stores: StorageSettings) -> list[Location]:
@@ -374,9 +384,9 @@ class _KeptUnits:
         settled = self._settled(found, key)
         totals = pa.concat_tables(generation.totals for generation in settled)
         merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
-        return Units(
-            below_one_another([generation.rows(self.session) for generation in settled]), merged
-        )
+        frames = [generation.rows(self.session) for generation in settled]
+        folders = tuple(generation.folder for generation in settled)
+        return Units(below_one_another(frames), folders, merged)
 
     def _cut(
         self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
@@ -439,15 +449,29 @@ class _KeptUnits:
     def _written_again(self, live: Sequence[Claim], number: int, key: str) -> Generation:
         sources = {name: source for claim in live for name, source in claim.live.items()}
         with storage.new_folder(self.folder / str(number)) as aside:
-            rows = below_one_another([self._live_rows(claim) for claim in live])
-            write_parquet(rows, aside / "rows")
+            parts = [
+                (part, claim.ids) for claim in live for part in find_parts(claim.generation.folder)
+            ]
+            numbers = self.session.range(0, len(parts), 1, len(parts))
+            # Not by Spark, whose files cut runs into several row groups.
+            work = partial(rows_of_sources, parts=parts)
+            write_arrow(numbers, work, SCHEMA, _TOTALS, aside / "rows")
             totals = pa.concat_tables(claim.generation.totals_of(claim.ids) for claim in live)
             write_generation(aside, key, sources, totals)
         return Generation.load(self.folder / str(number))
 
-    def _live_rows(self, claim: Claim) -> DataFrame:
-        rows = claim.generation.rows(self.session)
-        return rows if claim.is_whole else rows.where(F.col("source").isin(claim.ids))
+
+def rows_of_sources(
+    batches: Iterable[pa.RecordBatch], *, parts: Sequence[tuple[Part, Collection[int]]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of parts, each of the sources with these ids. Runs on an executor.
+
+    `batches` hold numbers of `parts` in the column `id`. A part is a batch, and so a row group.
+    """
+    for number in (number for batch in batches for number in batch["id"].to_pylist()):
+        part, ids = parts[number]
+        rows = read_whole(part, SCHEMA)
+        yield rows.filter(pc.is_in(rows["source"], pa.array(list(ids), pa.int64())))
 
 
 def below_one_another(frames: Sequence[DataFrame]) -> DataFrame:

@@ -76,7 +76,7 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
 
     Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
     `candidate_scores` (as read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`
-    and `positive_key`.
+    and `positive_key` (of the units of :mod:`.dedup.cut_texts`, or null).
     """
     is_text = F.col("level") == text_level(settings)
     own_group = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
@@ -84,7 +84,7 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     group = F.coalesce(named, own_group)
     low, high = settings.score_range
     score = F.expr(number_in("score"))
-    reason = F.col("reason")
+    reason, has_keys = F.col("reason"), "positive_key" in units.columns
     if settings.group_column:
         reason = F.coalesce(reason, F.when(F.col("group").isNull(), NO_GROUP))
     if settings.score_column:
@@ -108,35 +108,13 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
         F.when(is_text, reason).otherwise(F.col("reason")).alias("reason"),
         "rows",
         "anchor_key",
-        F.lit(None).cast("long").alias("positive_key"),
+        F.col("positive_key") if has_keys else F.lit(None).cast("long").alias("positive_key"),
     )
 
 
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Choose the rows that become pairs, in the forms where this depends on other rows."""
-    form = {"adjacent": _neighbours, "group": _members}.get(settings.pairs)
-    return rows if form is None else form(rows, settings)
-
-
-def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Give each sentence the next one, as `positive`.
-
-    Two sentences are neighbours if nothing stood between them, not even a dropped text.
-    """
-    kept = is_kept(settings)
-    # With `reason` in the partition, a kept row sees only kept ones before and after it.
-    order = Window.partitionBy("level", "run", "reason").orderBy("place", "anchor")
-    follows = kept & (F.lead("place").over(order) == F.col("place") + 1)
-    precedes = kept & (F.lag("place").over(order) == F.col("place") - 1)
-    has_neighbour = F.coalesce(follows, F.lit(False)) | F.coalesce(precedes, F.lit(False))
-    isolated = F.when(kept & ~has_neighbour, NO_NEIGHBOUR)
-    return (
-        rows.withColumn("positive", F.when(follows, F.lead("anchor").over(order)))
-        .withColumn("positive_key", F.when(follows, F.lead("anchor_key").over(order)))
-        .withColumn("_isolated", isolated)
-        .withColumn("reason", F.coalesce("reason", "_isolated"))
-        .select(*rows.columns)
-    )
+    """Choose the rows that become pairs, in the form where this depends on other rows."""
+    return _members(rows, settings) if settings.pairs == "group" else rows
 
 
 def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
@@ -172,11 +150,12 @@ def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
         # A row is a pair already. The last of a run of neighbours is in a pair as `positive`.
         is_pair = "positive is not null" if settings.pairs == "adjacent" else "true"
         pairs = kept.where(is_pair).select(*_PAIR)
-    key = F.xxhash64("anchor", "positive", "negatives")
-    same = F.when(F.col("anchor") == F.col("positive"), SAME_SIDES)
-    judged = pairs.withColumn("id", key).withColumn("reason", F.coalesce("reason", same))
+    pairs = pairs.withColumn("id", F.xxhash64("anchor", "positive", "negatives"))
     if drops_duplicates(settings):
-        return judged
+        # No two kept texts are equal. Spark then counts pairs without reading them.
+        return pairs.withColumn("reason", F.lit(None).cast("string"))
+    same = F.when(F.col("anchor") == F.col("positive"), SAME_SIDES)
+    judged = pairs.withColumn("reason", F.coalesce("reason", same))
     alike = Window.partitionBy("id", "reason").orderBy("unit", "group", F.desc("score"))
     repeated = F.when(F.col("reason").isNull() & (F.row_number().over(alike) > 1), REPEATED)
     judged = judged.withColumn("reason", F.coalesce("reason", repeated))

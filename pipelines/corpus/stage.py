@@ -22,6 +22,7 @@ from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.dedup import marks as overlaps
+from pipelines.corpus.dedup.cut_texts import mark_cut_texts
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
 from pipelines.corpus.kept_units import below_one_another, cut_inputs, units_folders
 from pipelines.corpus.readers.formats import Dialect
@@ -193,14 +194,16 @@ class _Texts:
     """The texts of a source, with counts.
 
     `settings` describe the corpus as if the source were alone; the name is empty for a single
-    source without one. `tables` are its inputs with versions. `quarantined` counts unreadable rows
-    by reason, `languages` the texts of an identified language, `bytes` the decompressed inputs.
-    `titled`, of `pairs: document`, is the documents with a title minus the ones without.
+    source without one. The frame lies in `folders`. `tables` are its inputs with versions.
+    `quarantined` counts unreadable rows by reason, `languages` the texts of an identified language,
+    `bytes` the decompressed inputs. `titled`, of `pairs: document`, is the documents with
+    a title minus the ones without.
     """
 
     settings: CorpusSettings
     name: str
     frame: DataFrame
+    folders: Sequence[Location]
     tables: tuple[str, ...]
     quarantined: Counter[str]
     languages: Counter[str]
@@ -234,7 +237,9 @@ def _read_texts(
         settings.max_quarantined,
     )
     read, titled = (sum(row[name] or 0 for row in totals) for name in ("bytes", "titled"))
-    return _Texts(settings, name, cut.frame, cut.tables, reasons, languages, read, titled)
+    return _Texts(
+        settings, name, cut.frame, cut.folders, cut.tables, reasons, languages, read, titled
+    )
 
 
 def _judged(
@@ -247,23 +252,31 @@ def _judged(
     """Return the pairs of a source, with the reasons of the dropped and the held-out ones."""
     settings = texts.settings
     next_part("looking for duplicates")
-    hashed = rows = pair_forms.hashed(texts.frame, settings)
-    rows = overlaps.mark_duplicates(rows, settings)
-    if rows is not hashed:
-        rows = scratch.keep(rows)
-    rows = overlaps.mark_near_duplicates(rows, settings, scratch)
-    if excluded is not None:
-        rows = overlaps.mark_excluded(rows, excluded, settings, scratch)
-    rows = pair_forms.choose_members(rows, settings)
-    # Values of a single row cost less to compute again than to write and read.
-    rows = rows if rows is hashed else scratch.keep(rows)
+    if pair_forms.drops_duplicates(settings):
+        units = mark_cut_texts(session, texts.folders, settings, excluded, scratch)
+        rows = pair_forms.hashed(units, settings)
+    else:
+        rows = _chosen_rows(texts, excluded, scratch)
     next_part("making pairs")
-    pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
+    pairs = pair_forms.make_pairs(rows, settings)
+    # Values of a single row cost less to compute again than to write and read.
+    pairs = pairs if pair_forms.drops_duplicates(settings) else scratch.keep(pairs)
     next_part("holding out pairs for evaluation")
     corpus = PreparedFolder.of(config).corpus
     earlier = held_out.earlier_choices(session, corpus) if config.prepared.reuse else None
     pairs = held_out.mark_earlier(pairs, earlier)
     return held_out.judge_pairs(scratch, rows, pairs, settings, texts.name)
+
+
+def _chosen_rows(texts: _Texts, excluded: DataFrame | None, scratch: Scratch) -> DataFrame:
+    """Return the rows of a source whose texts are whole, with the reasons of the dropped ones."""
+    settings = texts.settings
+    hashed = rows = pair_forms.hashed(texts.frame, settings)
+    rows = overlaps.mark_near_duplicates(rows, settings, scratch)
+    if excluded is not None:
+        rows = overlaps.mark_excluded(rows, excluded, settings, scratch)
+    rows = pair_forms.choose_members(rows, settings)
+    return rows if rows is hashed else scratch.keep(rows)
 
 
 def _checked_lines(

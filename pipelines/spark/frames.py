@@ -428,8 +428,8 @@ class Scratch:
 
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
-    ) -> tuple[DataFrame, pa.Table]:
-        """Apply a function to Arrow batches; return the kept frame and the totals of its rows.
+    ) -> tuple[Kept, pa.Table]:
+        """Apply a function to Arrow batches; return the kept result and the totals of its rows.
 
         See :func:`write_arrow`.
         """
@@ -437,8 +437,8 @@ class Scratch:
 
         path = self._next_path()
         found = write_arrow(frame, function, schema, totals, path)
-        spark_schema = from_arrow_schema(schema)
-        return read_parquet(frame.sparkSession, path, spark_schema), found
+        kept = read_parquet(frame.sparkSession, path, from_arrow_schema(schema))
+        return Kept(path, kept, rows_by_partition(path)), found
 
     def _next_path(self) -> Location:
         self._frames += 1
@@ -450,7 +450,8 @@ def write_arrow(
 ) -> pa.Table:
     """Write the Arrow batches of a function, as of `mapInArrow`; return the totals.
 
-    The executors write the files themselves: the result's rows cost the JVM nothing.
+    The executors write the files themselves: the result's rows cost the JVM nothing. A batch of the
+    function lies in one row group.
     """
     path.mkdir(parents=True)
     write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)
@@ -496,6 +497,7 @@ def _write_partition(
         results = function(batches)
         typed = (rows.cast(schema) if rows.schema != schema else rows for rows in results)
         for batch in gathered(typed):
-            writer.write_batch(batch)
+            # A batch stays whole, also one of more than a million rows.
+            writer.write_batch(batch, batch.num_rows)
             found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
     yield from found.to_batches()

@@ -134,6 +134,13 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         )
 
 
+def read_whole(part: Part, schema: pa.Schema) -> pa.RecordBatch:
+    """Read the columns of a schema of a part as one batch. Runs on an executor."""
+    rows = pa.Table.from_batches(read_part(part, schema.names), schema).combine_chunks()
+    (batch,) = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema)]
+    return batch
+
+
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join batches of one schema to row groups of a good size. Runs on an executor.
 

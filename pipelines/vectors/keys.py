@@ -112,15 +112,15 @@ def compare_rows(
         # All rows with one key meet in one partition.
         together = found.repartition(-(-rows // ROWS_OF_TASK), "key")
         totals = Totals(("kind",), ("rows",))
-        matches, counted = scratch.keep_arrow(together, match_batches, MATCHES, totals)
+        kept, counted = scratch.keep_arrow(together, match_batches, MATCHES, totals)
         counts = dict(zip(counted["kind"].to_pylist(), counted["rows"].to_pylist(), strict=True))
         if counts.keys() & {TWICE, MISSING}:
-            raise _refusal(matches, parts, settings.key_column)
+            raise _refusal(kept.frame, parts, settings.key_column)
         changes = Changes(*(counts.get(kind, 0) for kind in (UNCHANGED, CHANGED, ADDED, GONE)))
         in_parts = sum(scan.rows for scan in scans if scan.side == STAYS)
         if before is None or changes.unchanged == in_parts:
             return {}, changes
-        return bring_vectors(matches, before, parts, folder), changes
+        return bring_vectors(kept.frame, before, parts, folder), changes
 
 
 def _refusal(matches: DataFrame, parts: Sequence[RowRange], key: str) -> InputError:

@@ -39,14 +39,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-def counts_before(data: bytes, places: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the number of counted bytes before each place, int64 like `places`.
+def counts_between(data: bytes, bounds: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return the number of counted bytes from each bound to the next, int64 [bounds - 1].
 
-    `table` (bool [256]) marks the counted bytes.
+    `table` (bool [256]) marks the counted bytes; the bounds are of all the data.
     """
-    counts = np.cumsum(table[np.frombuffer(data, np.uint8)], dtype=np.int64)
-    found: np.ndarray = np.append(0, counts)[places]
-    return found
+    counts = np.zeros(len(bounds) - 1, np.int64)
+    # For an empty run, `reduceat` gives the byte at its place.
+    is_filled = bounds[:-1] < bounds[1:]
+    if is_filled.any():
+        counted = table[np.frombuffer(data, np.uint8)]
+        counts[is_filled] = np.add.reduceat(counted, bounds[:-1][is_filled], dtype=np.int64)
+    return counts
 
 
 SPARK_SEED = 42
@@ -79,10 +83,12 @@ def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
     """Return the keys of ASCII texts; null for all others. Runs on an executor."""
     data, bounds = text_bytes(texts)
     letters = data.translate(_LOWER, _DELETED)
-    kept, all_bytes = pairwise(counts_before(data, bounds, _IS_KEPT).tolist()), bounds.tolist()
+    kept = np.append(0, np.cumsum(counts_between(data, bounds, _IS_KEPT)))
     digests = [
         xxhash.xxh64_intdigest(letters[begin:end] or data[first:last], SPARK_SEED)
-        for (begin, end), (first, last) in zip(kept, pairwise(all_bytes), strict=True)
+        for (begin, end), (first, last) in zip(
+            pairwise(kept.tolist()), pairwise(bounds.tolist()), strict=True
+        )
     ]
     keys = pa.array(np.array(digests, np.uint64).view(np.int64))
     return pc.if_else(pc.fill_null(pc.string_is_ascii(texts), False), keys, None)
@@ -268,7 +274,7 @@ def clean_batches(
 
 
 def _symbols(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
-    ascii_symbols = np.diff(counts_before(*text_bytes(texts), _IS_SYMBOL)).astype(np.int32)
+    ascii_symbols = counts_between(*text_bytes(texts), _IS_SYMBOL).astype(np.int32)
     is_foreign = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
     counted = _replaced(
         pa.array(ascii_symbols), is_foreign, lambda _: _symbols_of(texts.filter(is_foreign))

@@ -1,7 +1,8 @@
 """Texts dropped because of other texts: duplicates, near duplicates, evaluation texts.
 
-Each function takes the rows of :func:`pipelines.corpus.pairs.hashed` and returns them with more
-reasons. A dropped row never makes another a duplicate.
+The functions that mark take the rows of :func:`pipelines.corpus.pairs.hashed` and return them with
+more reasons; :mod:`.cut_texts` marks texts cut out of documents. A dropped row never makes another
+a duplicate.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.redaction import redact_batches
@@ -44,26 +45,10 @@ def exclude_threshold(settings: CorpusSettings) -> float:
     return DEFAULT_THRESHOLD if settings.near_duplicates is None else settings.near_duplicates
 
 
-def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Keep the first of equal texts cut out of documents.
-
-    Equal texts have the same letters and digits, in any case.
-    """
-    if not drops_duplicates(settings):
-        return rows
-    kept = is_kept(settings)
-    # Rows that are dropped already are spread: all the blank lines of a lake share one text.
-    spread = F.xxhash64("run", "place", "anchor")
-    key = F.when(kept, text_key(F.col("anchor"), F.col("anchor_key"))).otherwise(spread)
-    alike = Window.partitionBy(kept, key).orderBy("unit", "run", "place")
-    again = F.when(kept & (F.row_number().over(alike) > 1), DUPLICATE)
-    return _with_reason(rows, again)
-
-
 def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
-    """Keep the first of nearly equal texts, by hash, in any order of the files.
+    """Keep the first of nearly equal rows, by hash, in any order of the files.
 
-    The texts of a row count as one. If the rows lie in files, the result is cheap to compute again.
+    The texts of a row count as one.
     """
     if not threshold(settings):
         return rows
@@ -73,8 +58,7 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
         .select(key.alias("key"), F.concat_ws("\n", *_SIDES).alias("text"))
         .withColumn("order", F.col("key"))
     )
-    if not drops_duplicates(settings):
-        texts = scratch.keep(texts.dropDuplicates(["key"]))
+    texts = scratch.keep(texts.dropDuplicates(["key"]))
     near = near_duplicates(texts, threshold(settings), scratch)
     found = scratch.keep_counted(near.withColumn("_reason", F.lit(NEAR_DUPLICATE)))
     marked = _mark_keys(rows, found, key, settings)
@@ -99,22 +83,33 @@ def mark_excluded(
 ) -> DataFrame:
     """Drop the rows with one of the texts in `texts` (column `text`), unfit for training.
 
-    A sentence of a document is dropped alone; a row goes with its whole group, since the other
-    texts of a group say the same. For that, dropped rows count as well.
+    A row goes with its whole group, since the other texts of a group say the same. For that,
+    dropped rows count as well.
     """
-    named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
-    reference = scratch.keep_counted(named.distinct())
-    keys = reference.frame.select(text_key(F.col("text")).alias("_key")).distinct()
-    owner = F.xxhash64("anchor") if drops_duplicates(settings) else F.col("group")
     sides = [
         F.struct(text.alias("text"), key.alias("known"))
         for text, key in zip(text_columns(settings), known_keys(settings), strict=True)
     ]
+    owner = F.col("group")
     owned = (
         rows.where(F.col("level") == text_level(settings))
         .select(owner.alias("_owner"), F.inline(F.array(*sides)))
         .where("text is not null")
     )
+    marks = excluded_owners(owned, texts, settings, scratch)
+    return _mark_keys(rows, marks, owner, settings)
+
+
+def excluded_owners(
+    owned: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
+) -> Kept:
+    """Return the owners of texts like `texts` (column `text`): `key`, each once, and `_reason`.
+
+    `owned` has `_owner` (long), `text` and `known`, a known key of :func:`.rules.text_key` or null.
+    """
+    named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
+    reference = scratch.keep_counted(named.distinct())
+    keys = reference.frame.select(text_key(F.col("text")).alias("_key")).distinct()
     key = text_key(F.col("text"), F.col("known"))
     exact = owned.withColumn("_key", key).join(keys, "_key", "left_semi")
     found = exact.select("_owner", F.lit(True).alias("_exactly"))
@@ -126,8 +121,7 @@ def mark_excluded(
         found = found.unionByName(nearly.select("_owner", F.lit(False).alias("_exactly")))
     owners = found.groupBy(F.col("_owner").alias("key")).agg(F.max("_exactly").alias("_exactly"))
     reason = F.when(F.col("_exactly"), EXCLUDED).otherwise(NEARLY_EXCLUDED)
-    marks = scratch.keep_counted(owners.select("key", reason.alias("_reason")))
-    return _mark_keys(rows, marks, owner, settings)
+    return scratch.keep_counted(owners.select("key", reason.alias("_reason")))
 
 
 def _mark_keys(rows: DataFrame, marks: Kept, key: Column, settings: CorpusSettings) -> DataFrame:

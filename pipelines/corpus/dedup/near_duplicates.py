@@ -261,7 +261,7 @@ _MOST_KNOWN = 2**19
 _PLACES_PER_BUCKET = 64
 _REFERENCE, _TEXT = 0, 1
 _ENTRY = np.dtype([("bucket", "<u8"), ("order", "<i8"), ("key", "<i8")])
-_BLOCK_ROWS = "block int, entries binary"
+BLOCK_ROWS = "block int, entries binary"
 _PAIR_ROWS = "key long, other long"
 _TEXT_ROWS = "key long, text string"
 
@@ -286,8 +286,26 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
     reading a file.
     """
     texts = texts.select("key", "order", "text")
-    proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
-    return _verified(scratch.keep(proposed.distinct()), texts, texts, threshold, scratch)
+    bands, blocks = blocks_for(texts.count(), threshold)
+    packed = texts.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), BLOCK_ROWS)
+    proposed = scratch.keep(earlier_pairs_of(packed, blocks))
+    return _verified(proposed, texts, texts, threshold, scratch)
+
+
+def blocks_for(rows: int, threshold: float) -> tuple[Banding, int]:
+    """Return the bands of a threshold, and the number of blocks for the buckets of the texts."""
+    bands = banding(threshold)
+    return bands, rows * bands.bands // _ENTRIES_PER_BLOCK + 1
+
+
+def earlier_pairs_of(packed: DataFrame, blocks: int) -> DataFrame:
+    """Return the pairs to be verified (`key`, `other`), each once, of packed buckets."""
+    return _shuffled(packed, blocks).mapInArrow(earlier_pairs, _PAIR_ROWS).distinct()
+
+
+def _shuffled(packed: DataFrame, blocks: int) -> DataFrame:
+    """Return the entries of packed buckets, each bucket in one partition."""
+    return packed.repartition(blocks, "block").select("entries")
 
 
 def near_matches(
@@ -317,8 +335,10 @@ def near_match_pairs(
         texts = texts.mapInArrow(meeting, _TEXT_ROWS)
     kept = scratch.keep_counted(texts.dropDuplicates(["key"]))
     both = _with_order(kept.frame, _TEXT).unionByName(_with_order(known, _REFERENCE))
-    blocks = _blocks(both, kept.rows + reference.rows, threshold)
-    proposed = scratch.keep(blocks.mapInArrow(reference_pairs, _PAIR_ROWS).distinct())
+    _, blocks = blocks_for(kept.rows + reference.rows, threshold)
+    packed = both.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), BLOCK_ROWS)
+    found = _shuffled(packed, blocks).mapInArrow(reference_pairs, _PAIR_ROWS)
+    proposed = scratch.keep(found.distinct())
     return _verified(proposed, kept.frame, known, threshold, scratch)
 
 
@@ -326,27 +346,23 @@ def _with_order(texts: DataFrame, order: int) -> DataFrame:
     return texts.withColumn("order", F.lit(order).cast("long"))
 
 
-def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
-    """Return the buckets of `rows` texts; each bucket lies in one partition."""
-    bands = banding(threshold)
-    blocks = rows * bands.bands // _ENTRIES_PER_BLOCK + 1
-    packed = texts.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), _BLOCK_ROWS)
-    return packed.repartition(blocks, "block").select("entries")
-
-
 def _verified(
     pairs: DataFrame, texts: DataFrame, compared: DataFrame, threshold: float, scratch: Scratch
 ) -> DataFrame:
     """Return the pairs at or above the threshold."""
-    left = texts.select("key", "text")
-    right = compared.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
     # Spark then sorts fewer of the wide texts.
-    right = right.join(pairs, "other", "left_semi")
-    with_texts = pairs.join(left, "key").join(right, "other")
-    similar = with_texts.select("key", "other", "text", "other_text").mapInArrow(
-        partial(similar_pairs, threshold=threshold), _PAIR_ROWS
-    )
-    return scratch.keep(similar)
+    others = compared.withColumnRenamed("key", "other").join(pairs, "other", "left_semi")
+    with_texts = verifiable(pairs, texts, others.withColumnRenamed("other", "key"))
+    verify = partial(similar_pairs, threshold=threshold)
+    return scratch.keep(with_texts.mapInArrow(verify, _PAIR_ROWS))
+
+
+def verifiable(pairs: DataFrame, texts: DataFrame, others: DataFrame) -> DataFrame:
+    """Return pairs (`key`, `other`) with both texts, for :func:`similar_pairs`."""
+    left = texts.select("key", "text")
+    right = others.select(F.col("key").alias("other"), F.col("text").alias("other_text"))
+    joined = pairs.join(left, "key").join(right, "other")
+    return joined.select("key", "other", "text", "other_text")
 
 
 def bucket_blocks(
@@ -357,17 +373,32 @@ def bucket_blocks(
     Runs on an executor. A bucket belongs to one of `blocks` blocks.
     """
     for batch in batches:
-        hashes, has_shingles = band_hashes(batch["text"].to_pylist(), bands)
-        entries = np.empty(hashes.shape, dtype=_ENTRY)
-        entries["bucket"] = hashes
-        for name in ("order", "key"):
-            entries[name] = batch[name].to_numpy()[has_shingles][:, None]
-        places = (hashes % np.uint64(blocks)).astype(np.int32).ravel()
-        by_block = np.argsort(places, kind="stable")
-        found, begins = np.unique(places[by_block], return_index=True)
-        parts = np.split(entries.ravel()[by_block], begins[1:])[: len(found)]
-        packed = pa.array([part.tobytes() for part in parts], pa.binary())
-        yield pa.RecordBatch.from_pydict({"block": pa.array(found), "entries": packed})
+        keys, orders = (batch[name].to_numpy() for name in ("key", "order"))
+        entries = entries_of(keys, orders, batch["text"].to_pylist(), bands)
+        yield packed_entries(entries, blocks)
+
+
+def entries_of(keys: Integers, orders: Integers, texts: Sequence[str], bands: Banding) -> Entries:
+    """Return the entries of texts, text by text."""
+    hashes, has_shingles = band_hashes(texts, bands)
+    entries = np.empty(hashes.shape, dtype=_ENTRY)
+    entries["bucket"] = hashes
+    for name, values in (("order", orders), ("key", keys)):
+        entries[name] = values[has_shingles][:, None]
+    return entries.ravel()
+
+
+def packed_entries(entries: Entries, blocks: int) -> pa.RecordBatch:
+    """Return entries as bytes (`block`, `entries`), a row for each of the blocks with any.
+
+    They are of any type whose field `bucket` (uint64) decides the block.
+    """
+    places = (entries["bucket"] % np.uint64(blocks)).astype(np.int32)
+    by_block = np.argsort(places, kind="stable")
+    found, begins = np.unique(places[by_block], return_index=True)
+    parts = np.split(entries[by_block], begins[1:])[: len(found)]
+    packed = pa.array([part.tobytes() for part in parts], pa.binary())
+    return pa.RecordBatch.from_pydict({"block": pa.array(found), "entries": packed})
 
 
 def texts_meeting(
@@ -392,7 +423,7 @@ def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     Each text is paired with the first of its bucket and with the one before it: a bucket of n texts
     gives 2 (n - 1) pairs. `batches` has the column `entries` of :func:`bucket_blocks`.
     """
-    entries, begins = _shared_buckets(batches)
+    entries, begins = shared_buckets(batches, _ENTRY)
     firsts = np.repeat(entries["key"][begins], np.diff(begins, append=len(entries)))
     later = np.delete(np.arange(len(entries)), begins)
     yield _pair_batch(entries["key"][later], firsts[later])
@@ -406,7 +437,7 @@ def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     `batches` has the column `entries` of :func:`bucket_blocks`; the order of an entry tells texts
     from the reference.
     """
-    entries, begins = _shared_buckets(batches)
+    entries, begins = shared_buckets(batches, _ENTRY)
     sizes = np.diff(begins, append=len(entries))
     # Entries of the reference come first in their bucket.
     is_text = entries["order"] == _TEXT
@@ -417,16 +448,21 @@ def reference_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         yield _pair_batch(entries["key"][compared], entries["key"][first[compared] + place])
 
 
-def _shared_buckets(batches: Iterable[pa.RecordBatch]) -> tuple[Entries, Integers]:
-    """Return entries by bucket, order and key, without buckets of one, and where buckets begin."""
-    parts = [np.frombuffer(part, _ENTRY) for batch in batches for part in batch[0].to_pylist()]
-    entries = np.concatenate([np.empty(0, _ENTRY), *parts])
-    # Most buckets hold one entry, and are gone before the slow sort by three columns.
+def shared_buckets(
+    batches: Iterable[pa.RecordBatch], kind: np.dtype[Any]
+) -> tuple[Entries, Integers]:
+    """Return entries in the order of their fields, without buckets of one, and where buckets begin.
+
+    The entries are of :func:`packed_entries`, of the type `kind`, with `bucket` as the first field.
+    """
+    parts = [np.frombuffer(part, kind) for batch in batches for part in batch[0].to_pylist()]
+    entries = np.concatenate([np.empty(0, kind), *parts])
+    # Most buckets hold one entry, and are gone before the slow sort by several columns.
     by_bucket = np.argsort(entries["bucket"])
     starts = _starts(entries["bucket"][by_bucket])
     is_single = starts & np.append(starts[1:], True)[: len(starts)]
     entries = entries[by_bucket[~is_single]]
-    entries = entries[np.lexsort((entries["key"], entries["order"], entries["bucket"]))]
+    entries = entries[np.lexsort([entries[name] for name in reversed(kind.names or ())])]
     return entries, np.flatnonzero(_starts(entries["bucket"]))
 
 
