@@ -112,6 +112,9 @@ class Architecture:
             :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
         leaves_ends_out: Whether it leaves out the first and the last token of every text, as
             special ones; otherwise a tokenizer may add any number, or none.
+        packs: Whether its form in PyTorch takes texts of several segments without padding, each
+            with its own noise. Otherwise it gets texts of similar length together, and with dropout
+            one segment at a time.
     """
 
     spec: type[EncoderSpec]
@@ -128,6 +131,7 @@ class Architecture:
     division: Division | None = None
     rewrites: tuple[Rewrite, ...] = ()
     leaves_ends_out: bool = False
+    packs: bool = False
 
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:

@@ -31,6 +31,24 @@ class DropoutRates(NamedTuple):
     own: bool = False
 
 
+class NoisePlace(NamedTuple):
+    """The place of a segment in a larger one whose noise it has a part of.
+
+    Attributes:
+        texts: Texts before it.
+        tokens: Tokens before it.
+        width: The longest text of the larger one, in tokens; 0 for the segment's own.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    width: int = 0
+
+
+WHOLE_NOISE = NoisePlace()
+"""Of a segment with all of its noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dense:
     """A dense layer between pooling and normalising, a Dense module; the width is its output's."""

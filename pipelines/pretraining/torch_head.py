@@ -12,17 +12,14 @@ from torch.nn import functional
 
 from pipelines.models.bert.torch import layer_norm, norm_weights
 from pipelines.models.frameworks.torch import (
-    Batch,
-    DropoutMasks,
     Encoder,
-    dropout_masks,
-    dropped,
     linear,
     multiplied,
     run_checkpointed,
-    to_device,
     with_dense,
 )
+from pipelines.models.frameworks.torch_batch import Batch, to_device
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks, dropped
 from pipelines.models.weights import WORDS
 from pipelines.pretraining.start import HEAD
 

@@ -36,7 +36,7 @@ _LARGEST = 1 << 63
 _LONGEST = 1000
 
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"training.tokens_per_micro_batch": "training.tokens_per_forward"}
 """Current names of settings by their former names, which are read for one release.
 
 Both include the section, and cover all keys below them.

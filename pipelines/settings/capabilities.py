@@ -110,9 +110,9 @@ NOT_PLAIN = Feature(
 )
 SOURCES = Feature("corpus.sources", "several sources", lambda asked: bool(asked.corpus.sources))
 MICRO_BATCHES = Feature(
-    "training.tokens_per_micro_batch",
+    "training.tokens_per_forward",
     "micro-batches",
-    lambda asked: asked.training.tokens_per_micro_batch is not None,
+    lambda asked: asked.training.tokens_per_forward is not None,
 )
 CHECKPOINTING = Feature(
     "training.activation_checkpointing",

@@ -50,7 +50,7 @@ class TokenSettings(Settings):
             "Tokens of a text in training, [CLS] and [SEP] included, within the model's length; "
             "longer texts are truncated. Null: enough for 99 % of the examples, up to "
             f"{LONGEST_UNASKED}. Memory and time grow with it: lower it for short texts (64), and "
-            "see `training.tokens_per_micro_batch` for long ones."
+            "see `training.tokens_per_forward` for long ones."
         ),
     )
 

@@ -84,7 +84,7 @@ RECORDED = (
     "training.max_steps",
     "training.precision",
     "training.activation_checkpointing",
-    "training.tokens_per_micro_batch",
+    "training.tokens_per_forward",
     *CHOICES,
 )
 """How the same updates are made, and how many: they may change, and ``history.json`` records it."""

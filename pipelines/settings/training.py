@@ -183,9 +183,10 @@ class TrainingSettings(Settings):
     activation_checkpointing: bool = False
     """`torch`: keep only layer inputs, and recompute layers for gradients: less memory, a third
     more time."""
-    tokens_per_micro_batch: int | None = Field(default=None, ge=1)
-    """`torch`: padded tokens per forward pass. Larger granules pass in parts, twice, with the same
-    loss. Null: whole granules. See [training](../concepts/training.md#memory)."""
+    tokens_per_forward: int | None = Field(default=None, ge=1)
+    """`torch`: padded tokens per forward pass, for as many granules as fit. Larger granules pass in
+    parts, twice, with the same loss. Null: whole granules, of as many tokens as keep the device
+    busy. See [training](../concepts/training.md#memory)."""
     seed: int = Field(default=17, ge=0)
     """Seed of step order, dropout and random weights."""
     log_every: int = Field(default=10, ge=1)

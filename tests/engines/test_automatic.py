@@ -38,7 +38,7 @@ def taken(training=None, **sections):
     [
         ({}, "torch with torch"),
         ({"engine": "auto"}, "torch with torch"),
-        ({"tokens_per_micro_batch": 512}, "torch with torch"),
+        ({"tokens_per_forward": 512}, "torch with torch"),
         ({"compression": "fp16"}, "horovod with torch"),
         ({"compression": "bf16"}, "torch with torch"),
         ({"sharding": "gradients"}, "deepspeed with torch"),

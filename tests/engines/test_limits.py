@@ -30,7 +30,7 @@ ASKING = {
     "objective.dimensions": {"objective": {"dimensions": [32]}},
     "objective.directions": {"objective": {"directions": ["query_to_doc", "doc_to_query"]}},
     "corpus.sources": {"corpus": {"sources": [{"name": "one"}, {"name": "two"}]}},
-    "training.tokens_per_micro_batch": {"training": {"tokens_per_micro_batch": 512}},
+    "training.tokens_per_forward": {"training": {"tokens_per_forward": 512}},
     "training.activation_checkpointing": {"training": {"activation_checkpointing": True}},
     "training.compression": {"training": {"compression": "fp16"}},
     "bf16 gradients": {"training": {"compression": "bf16"}},

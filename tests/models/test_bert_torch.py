@@ -10,7 +10,7 @@ from token_batches import FULL, LENGTHS, SPEC, WEIGHTS, tokens, torch_forward
 
 from pipelines.models.bert import torch as attention
 from pipelines.models.folder import default_start, read_encoder
-from pipelines.models.frameworks import torch as torch_dropout
+from pipelines.models.frameworks import torch_dropout
 from pipelines.models.frameworks.torch import embed, prepare
 from pipelines.models.spec import DropoutRates
 
@@ -166,13 +166,13 @@ class TestDropout:
         assert len(mask.unique()) == 2
 
     def test_each_place_has_its_own_noise(self, monkeypatch):
-        places, mask = [], torch_dropout.DropoutMasks.mask
+        places, drawn = [], torch_dropout.DropoutMasks._drawn
 
-        def noted(noise, place, shape, **kind):
+        def noted(noise, place, *how):
             places.append(place)
-            return mask(noise, place, shape, **kind)
+            return drawn(noise, place, *how)
 
-        monkeypatch.setattr(torch_dropout.DropoutMasks, "mask", noted)
+        monkeypatch.setattr(torch_dropout.DropoutMasks, "_drawn", noted)
         self.seeded(1, 2)
         # One place after the embeddings, and three in a layer.
         assert sorted(places) == list(range(1 + 3 * SPEC.layers))

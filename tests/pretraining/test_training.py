@@ -75,7 +75,7 @@ def test_noise_follows_from_seed_epoch_and_granule(name):
 def test_parts_of_granules_have_their_loss_and_gradients(name, most):
     (loss, expected), (found_loss, found) = (
         gradients(made(name, UNCLIPPED | limit), granule(1), granule(2))
-        for limit in ({}, {"tokens_per_micro_batch": most})
+        for limit in ({}, {"tokens_per_forward": most})
     )
     assert found_loss == pytest.approx(loss, rel=1e-6)
     assert_close(found, expected, rtol=1e-5, atol=1e-5)

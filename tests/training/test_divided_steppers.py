@@ -22,7 +22,7 @@ DEEP = "deep"
 WAYS = {
     "two": [
         (TENSOR, STEP, NOISY | {"precision": "bf16"}),
-        (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 24, "ema": 0.9}),
+        (TENSOR, {}, NOISY | {"tokens_per_forward": 24, "ema": 0.9}),
         (TENSOR, STEP, CHECKPOINTED, "qwen3"),
         (TENSOR_FSDP, {}, NOISY),
         (REPLICAS_FSDP, STEP, NOISY),
@@ -40,7 +40,7 @@ WAYS = {
         (TENSOR_FSDP, {}, NOISY, "mpnet"),
         (TENSOR_FSDP, STEP, CHECKPOINTED, "qwen3"),
         (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
-        (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 24}),
+        (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_forward": 24}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
         (BOTH, STEP, NOISY),
         (DEEPSPEED, {}, {}),

@@ -15,7 +15,7 @@ def _check(error: BaseException, words: str) -> None:
     assert line is not None
     assert "\n" not in line
     assert words in line
-    assert "training.tokens_per_micro_batch" in line
+    assert "training.tokens_per_forward" in line
 
 
 def test_what_torch_raises_is_one_line_with_the_remedy():

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
 
-PARTS = {"tokens_per_micro_batch": 24}
+PARTS = {"tokens_per_forward": 24}
 
 WAYS = {
     "each": [

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.models.bert import torch as torch_attention
-from pipelines.models.frameworks.torch import DropoutMasks, embed, has_bf16, prepare
+from pipelines.models.frameworks.torch import embed, has_bf16, prepare
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, keeps
 from pipelines.models.inference.backends import choose_precision
 from pipelines.models.spec import DropoutRates, EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays, weight_shapes
@@ -126,36 +126,25 @@ def packed(place: Place) -> Finding:
     return Finding(f"texts alone and in a batch at most {max(apart):.1e} apart")
 
 
-def unpadded(place: Place) -> Finding:
-    """An encoder in bf16 whose texts are attended without padding, as in large batches."""
-    if not torch_attention.has_flash(torch.device(place.device)):
-        raise SkippedError(f"there is no FlashAttention for {place.device}")
-    most = torch_attention.FLASH_TOKENS
-    torch_attention.FLASH_TOKENS = 0
-    try:
-        return _compared(place, *tiny("bert"))
-    finally:
-        torch_attention.FLASH_TOKENS = most
-
-
 def dropout(place: Place) -> Finding:
     """Masks follow from the seed, drop as many as they should, and are the same once more."""
-    masks = partial(DropoutMasks, DropoutRates(DROPPED, DROPPED), device=torch.device(place.device))
-    shape = (64, 1000)
-    first, again, other = (on_host(masks(seed).mask(3, shape)) for seed in ((1, 2), (1, 2), (1, 3)))
+    device = torch.device(place.device)
+    masks = partial(DropoutMasks, DropoutRates(DROPPED, DROPPED), device=device)
+    ones = torch.ones(64, 1000, device=device)
+    first, again, other = (on_host(masks(seed).drop(3, ones)) for seed in ((1, 2), (1, 2), (1, 3)))
     if not np.array_equal(first, again):
         raise AssertionError("the same seed gives other masks")
-    if np.array_equal(first, other) or np.array_equal(first, on_host(masks((1, 2)).mask(4, shape))):
+    if np.array_equal(first, other) or np.array_equal(first, on_host(masks((1, 2)).drop(4, ones))):
         raise AssertionError("another seed or place gives the same masks")
     share = float((first == 0).mean())
     if abs(share - DROPPED) > 0.01:
         raise AssertionError(f"{share:.3f} is dropped instead of {DROPPED}")
-    given = torch.ones(shape, device=place.device)
-    whole, half = (
-        on_host(masks((1, 2)).drop(3, given.to(one))) for one in (torch.float32, torch.bfloat16)
-    )
-    if not np.array_equal(whole, half):
+    if not np.array_equal(first, on_host(masks((1, 2)).drop(3, ones.bfloat16()))):
         raise AssertionError("values of another type are dropped otherwise")
+    keys = torch.from_numpy(masks((1, 2)).keys(64))
+    hashed = keeps(keys.to(device), [3, 7], 1000, 6554).cpu()
+    if not torch.equal(hashed, keeps(keys, [3, 7], 1000, 6554)):
+        raise AssertionError("the device hashes otherwise than the CPU")
     spec, weights = tiny("mpnet")
     once, checkpointed = (
         gradients_of(

@@ -5,25 +5,31 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
+from pipelines.models.bert import torch as torch_attention
 from pipelines.models.bert.spec import BertSpec
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.weights import random_weights
 from pipelines.training.steppers.base import StepWork
+from pipelines.training.steppers.torch import TorchStepper
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.models import sentences, write_model
 from pipelines_bench.gpu.torch_machine import wait_for, workers_on
 from pipelines_bench.gpu.torch_peak import measured_peak, seconds_of
 from pipelines_bench.gpu.torch_samples import granule
-from pipelines_bench.gpu.torch_steps import RATE, Way, new_stepper
+from pipelines_bench.gpu.torch_steps import RATE, Way, new_stepper, one_by_one
 
 LONGEST = 128
 TIMES, WARM_UP = 12, 3
@@ -36,22 +42,54 @@ SHAPES: Mapping[str, BertSpec] = {
     ),
 }
 """Of all-MiniLM-L6-v2, and of bert-base-uncased."""
-SIZES = (64, 512)
-"""Pairs of a granule: as they are by default, and enough to fill a GPU."""
+SIZES = ((64, 1), (64, 8), (512, 1))
+"""Pairs of a granule, and granules of a step: as they are by default, and enough to fill a GPU in
+two ways."""
+FLASH_TOKENS = 16_384
+"""Tokens from which a batch was attended without padding before."""
 DROPOUTS = (0.0, 0.1)
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 
 
 def training(place: Place, shape: str) -> Finding:
-    """Steps of one granule in bf16, with and without dropout."""
+    """Steps in bf16, with and without dropout, each beside the form of before."""
     spec = shape_of(place, shape)
     peak = measured_peak(place.device)
     figures: dict[str, Any] = {}
-    for size in (8,) if place.short or not place.on_gpu else SIZES:
+    for size, granules in ((8, 1), (8, 4)) if place.short or not place.on_gpu else SIZES:
         for dropout in DROPOUTS:
-            figures |= _steps_of(place, spec, size, dropout, peak)
+            figures |= _steps_of(place, spec, size, granules, dropout, peak)
     best = max(value for name, value in figures.items() if name.endswith("share of the peak"))
     return Finding(f"up to {best:.1%} of the measured peak", figures)
+
+
+@contextmanager
+def form_of_before(stepper: TorchStepper) -> Iterator[None]:
+    """While a stepper computes as before it packed granules.
+
+    One side of one granule after the other. PyTorch's kernels draw dropout from a seeded generator.
+    Attention has a rectangle, unless the side is large and nothing is dropped.
+    """
+
+    def drop(masks: DropoutMasks, site: int, values: torch.Tensor) -> torch.Tensor:
+        with masks.seeded(site):
+            dropped: torch.Tensor = functional.dropout(values.float(), masks.rates.hidden)
+        return dropped
+
+    def fastest(
+        qkv: torch.Tensor, batch: Batch, heads: int, bias: Any, dropout: float = 0.0
+    ) -> torch.Tensor:
+        is_large = bias is None and not dropout and len(qkv) >= FLASH_TOKENS
+        if is_large and torch_attention._suits_flash(qkv, heads):
+            return torch_attention.unpadded_attention(qkv, batch, heads)
+        return torch_attention.fused_attention(qkv, batch, heads, bias, dropout)
+
+    with (
+        one_by_one(stepper),
+        patch.object(DropoutMasks, "drop", drop),
+        patch.object(torch_attention, "_fastest", fastest),
+    ):
+        yield
 
 
 def embedding(place: Place, shape: str) -> Finding:
@@ -104,31 +142,39 @@ def flops(spec: BertSpec, lengths: np.ndarray) -> float:
 
 
 def _steps_of(
-    place: Place, spec: BertSpec, size: int, dropout: float, peak: float
+    place: Place, spec: BertSpec, size: int, count: int, dropout: float, peak: float
 ) -> dict[str, float]:
-    """Figures of steps with granules of a size."""
-    settings = {"precision": "bf16", "dropout": dropout, "granules_per_step": 1, "workers": 1}
-    one = granule(7, examples=size, longest=LONGEST, vocabulary=spec.vocabulary)
-    work = StepWork(0, 0, [one])
-    with workers_on(place.device), _memory_of(place) as most:
-        stepper, _ = new_stepper(Way(settings={"training": settings}, spec=spec))
-        seconds = seconds_of(
-            partial(stepper.step, work, RATE),
-            place.device,
-            times=TIMES if place.on_gpu else 1,
-            warm_up=WARM_UP if place.on_gpu else 1,
-        )
-        launches = _launches(place, stepper, work)
-    lengths = np.concatenate([side.lengths for side in one.sides.values()])
-    figures = {
-        "ms a step": 1e3 * seconds,
-        "tokens/s": one.tokens / seconds,
-        # Backward takes two products for each of the forward pass.
-        "share of the peak": 3 * flops(spec, lengths) / seconds / peak / 1e12,
-        f"{_unit(place)} a granule": float(launches),
-        **most,
-    }
-    return {f"{size} pairs, dropout {dropout}: {name}": value for name, value in figures.items()}
+    """Figures of steps with some granules of a size, in the present form and in that of before."""
+    settings = {"precision": "bf16", "dropout": dropout, "granules_per_step": count, "workers": 1}
+    granules = [
+        granule(7 + number, examples=size, longest=LONGEST, vocabulary=spec.vocabulary)
+        for number in range(count)
+    ]
+    work = StepWork(0, 0, granules)
+    lengths = np.concatenate([side.lengths for part in granules for side in part.sides.values()])
+    figures: dict[str, float] = {}
+    for before in (False, True):
+        with workers_on(place.device), _memory_of(place) as most:
+            stepper, _ = new_stepper(Way(settings={"training": settings}, spec=spec))
+            with form_of_before(stepper) if before else nullcontext():
+                seconds = seconds_of(
+                    partial(stepper.step, work, RATE),
+                    place.device,
+                    times=TIMES if place.on_gpu else 1,
+                    warm_up=WARM_UP if place.on_gpu else 1,
+                )
+                launches = _launches(place, stepper, work)
+        found = {
+            "ms a step": 1e3 * seconds,
+            "tokens/s": float(lengths.sum()) / seconds,
+            # Backward takes two products for each of the forward pass.
+            "share of the peak": 3 * flops(spec, lengths) / seconds / peak / 1e12,
+            f"{_unit(place)} a step": float(launches),
+            **most,
+        }
+        figures |= {f"{'before: ' if before else ''}{name}": value for name, value in found.items()}
+    what = f"{count} x {size} pairs" if count > 1 else f"{size} pairs"
+    return {f"{what}, dropout {dropout}: {name}": value for name, value in figures.items()}
 
 
 @contextmanager
@@ -149,7 +195,7 @@ def _unit(place: Place) -> str:
 
 
 def _launches(place: Place, stepper: Any, work: StepWork) -> int:
-    """Kernels that a step of one granule starts; on a CPU the operators that it calls."""
+    """Kernels that a step starts; on a CPU the operators that it calls."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.on_gpu else [])]
     with profile(activities=kinds) as seen:
         stepper.step(work, RATE)

@@ -10,10 +10,12 @@ import numpy as np
 from pipelines.models.weights import random_weights
 from pipelines_bench.gpu.checks import Finding, Place, needing
 from pipelines_bench.gpu.models import sentences, write_model
-from pipelines_bench.gpu.torch_figures import LONGEST, SIZES, TEXTS, shape_of
+from pipelines_bench.gpu.torch_figures import LONGEST, TEXTS, shape_of
 from pipelines_bench.gpu.torch_machine import wait_for
 
 STEPS, WARM_UP = 20, 5
+PAIRS = (64, 512)
+"""Of a batch."""
 
 
 def figures(place: Place, shape: str) -> Finding:
@@ -26,7 +28,7 @@ def figures(place: Place, shape: str) -> Finding:
     found = _embedded(place, str(model), 32 if small else TEXTS, spec.vocabulary)
     with needing("datasets"):
         import datasets  # noqa: F401 - the trainer needs it
-    for size in (8,) if small else SIZES:
+    for size in (8,) if small else PAIRS:
         rate = _trained(place, str(model), size, spec.vocabulary, 2 if small else STEPS)
         found[f"{size} pairs: tokens/s of the trainer"] = rate
     return Finding(f"sentence-transformers {sentence_transformers.__version__}", found)

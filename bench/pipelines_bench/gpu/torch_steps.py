@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,9 +26,17 @@ from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.torch_machine import workers_on
-from pipelines_bench.gpu.torch_samples import PAIR, VOCABULARY, granule, step_spec
+from pipelines_bench.gpu.torch_samples import (
+    PAIR,
+    VOCABULARY,
+    all_same,
+    granule,
+    step_spec,
+)
 
 MADE, GRANULES, RATE = 6, 2, 3e-3
+PACKED = 5
+"""Granules of a forward pass."""
 CURVE = 1e-3
 """Relative, of a loss: what engines are held to, see `tests/engines/test_contract.py`."""
 BF16_CURVE = 2e-2
@@ -64,7 +75,7 @@ WAYS: Mapping[str, Way] = {
         moved=0.3,
     ),
     "negatives of the step": Way(settings={"objective": {"negatives": "step"}}),
-    "micro-batches": Way(settings={"training": {"tokens_per_micro_batch": 24}}),
+    "micro-batches": Way(settings={"training": {"tokens_per_forward": 24}}),
     "average of weights": Way(settings={"training": {"ema": 0.9}}),
     "lora": Way(
         settings={"encoder": {"lora": {"rank": 2, "alpha": 8.0}, "freeze": {"embeddings": True}}}
@@ -117,6 +128,34 @@ def under_dropout(place: Place) -> Finding:
     _close("with checkpointed activations", checkpointed.losses, first.losses, FIRST)
     _close("the CPU's mean loss", first.losses.mean(), made(way, "cpu").losses.mean(), 0.2)
     return Finding(f"the same twice, and with checkpointed activations: {first.losses[-1]:.4f}")
+
+
+def packed(place: Place) -> Finding:
+    """Granules in one forward pass have the loss and the gradients of each alone."""
+    told = []
+    for precision, dropout in product(("fp32", "bf16"), (0.0, DROPPED)):
+        way = Way(
+            settings={"training": {"precision": precision, "dropout": dropout, "clip_norm": 0.0}}
+        )
+        with workers_on(place.device):
+            stepper, sides = new_stepper(way)
+            work = StepWork(0, 0, [granule(number, sides) for number in range(PACKED)])
+            weights = dict(stepper.checkpoint(0).weights)
+            found = stepper.gradients(work, weights)
+            with one_by_one(stepper):
+                expected = stepper.gradients(work, weights)
+        is_exact = precision == "fp32"
+        _close("the loss", found[0], expected[0], FIRST if is_exact else BF16_CURVE)
+        apart = all_same("gradients", found[1], expected[1], 2e-4 if is_exact else 0.1)
+        told.append(f"{precision}, dropout {dropout}: gradients {apart:.1e} apart")
+    return Finding("; ".join(told))
+
+
+@contextmanager
+def one_by_one(stepper: TorchStepper) -> Iterator[None]:
+    """While a stepper passes each side of each granule through the encoder alone."""
+    with patch.object(stepper, "_enough", 1):
+        yield
 
 
 def made(way: Way, device: str) -> Made:

@@ -28,7 +28,9 @@ from pipelines.models.bert.torch import (
     norm_weights,
     relative_bias,
 )
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, pool, run_checkpointed
+from pipelines.models.frameworks.torch import run_checkpointed
+from pipelines.models.frameworks.torch_batch import Batch, pool
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
 from pipelines.models.weights import WORDS, part_bounds
 
 

@@ -21,7 +21,9 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, finished
+from pipelines.models.frameworks.torch import finished
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import part_bounds

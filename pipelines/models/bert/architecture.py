@@ -57,6 +57,7 @@ def family_member(
         forms={name: form for name, form in FORMS.items() if name not in without},
         division=DIVISION,
         rewrites=("tokens", "decoder"),
+        packs=True,
     )
 
 

@@ -29,17 +29,15 @@ from pipelines.models.bert.spec import (
 )
 from pipelines.models.frameworks.torch import (
     PRECISIONS,
-    Batch,
-    DropoutMasks,
     StageEncode,
-    dropped,
+    cast_together,
     linear,
-    pool,
     run_checkpointed,
     summed_linear,
-    to_device,
 )
+from pipelines.models.frameworks.torch_batch import Batch, by_segment, pool, to_device
 from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, Unit
 from pipelines.models.weights import WORDS, part_bounds, part_shape
 from pipelines.settings import TrainingSettings
@@ -47,9 +45,6 @@ from pipelines.settings import TrainingSettings
 LONGEST_EXPLICIT = 128
 """Longer texts, in tokens, use torch's fused attention; see :func:`attend`."""
 
-FLASH_TOKENS = 16_384
-"""Tokens of a batch from which attention on a GPU is unpadded. In smaller batches a step waits for
-the host, which takes longer to start that form."""
 FLASH_CAPABILITY = (8, 0)
 """NVIDIA's least compute capability for which PyTorch has FlashAttention: Ampere."""
 FLASH_WIDTH, FLASH_STEP = 192, 8
@@ -86,45 +81,76 @@ def attend(
     text, 15 and 17 at 64, 26 and 27 at 128, 45 and 42 at 256. In bf16, on a CPU without bf16 units:
     9 and 25 at 24, 15 and 48 at 64, 26 and 92 at 128. With bf16 units the fused operation was the
     slow choice for 24 tokens too. It never holds the scores of all heads, which counts for long
-    texts.
+    texts. Each segment has its own rectangle.
 
-    On a GPU the fused operation is fast. FlashAttention without padding is faster still for large
-    batches, where it exists; `docs/measurements/gpu.md` has the figures.
+    On a GPU, FlashAttention takes all texts without padding, where it exists. Otherwise the fused
+    operation takes one rectangle of all texts.
 
-    The fused operation draws dropout itself. On a CPU its order depends on the threads, and where
-    workers divide the heads it cannot draw their parts of the whole mask. In both cases masks are
-    drawn beforehand.
+    Both draw dropout themselves, from a generator with the segment's seed: one operation for each
+    segment. On a CPU their order depends on the threads, and where workers divide the heads they
+    cannot draw their parts of the whole mask. In both cases masks are drawn beforehand.
 
     Args:
         qkv: [tokens, 3 x hidden]: queries, scaled already, keys and values of this worker's heads.
         site: Number of the place of dropout.
         bias: fp32 [heads, width, width], added to the scores of every text.
     """
+    drops = masks is not None and masks.rates.attention > 0
+    if len(batch.texts_of_segments) == 1 or not (drops or by_segment(qkv.device)):
+        return _attend(qkv, batch, heads, masks if drops else None, site, bias)
+    noise = iter(masks.segments if masks is not None and drops else [None] * len(batch.segments))
+    return batch.by_segment(
+        lambda rows, segment: _attend(
+            rows,
+            segment,
+            heads,
+            next(noise),
+            site,
+            None if bias is None else bias[:, : segment.width, : segment.width],
+        ),
+        qkv,
+    )
+
+
+def _attend(
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: Heads,
+    masks: DropoutMasks | None,
+    site: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Do as :func:`attend`, for texts whose noise has one seed; None without noise."""
     is_cpu = qkv.device.type == "cpu"
-    if masks is not None and masks.rates.attention:
-        if is_cpu or heads.count < heads.total:
-            mask = _mask(masks, site, batch, heads)
-            return explicit_attention(qkv, batch, heads.count, mask, bias)
-        with masks.seeded(site):
-            return fused_attention(qkv, batch, heads.count, bias, masks.rates.attention)
-    if is_cpu and batch.width <= LONGEST_EXPLICIT:
-        return explicit_attention(qkv, batch, heads.count, None, bias)
-    if bias is None and _suits_flash(qkv, heads.count):
-        return unpadded_attention(qkv, batch, heads.count)
-    return fused_attention(qkv, batch, heads.count, bias)
+    if masks is None:
+        if is_cpu and batch.width <= LONGEST_EXPLICIT:
+            return explicit_attention(qkv, batch, heads.count, None, bias)
+        return _fastest(qkv, batch, heads.count, bias)
+    if is_cpu or heads.count < heads.total:
+        mask = _mask(masks, site, batch, heads)
+        return explicit_attention(qkv, batch, heads.count, mask, bias)
+    with masks.seeded(site):
+        return _fastest(qkv, batch, heads.count, bias, masks.rates.attention)
+
+
+def _fastest(
+    qkv: torch.Tensor, batch: Batch, heads: int, bias: torch.Tensor | None, dropout: float = 0.0
+) -> torch.Tensor:
+    if bias is None and _suits_flash(qkv, heads):
+        return unpadded_attention(qkv, batch, heads, dropout)
+    return fused_attention(qkv, batch, heads, bias, dropout)
 
 
 def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
     """Return fp32 [texts, heads, width, width]: each head has the mask of the undivided encoder."""
-    shape = (batch.texts, heads.total, batch.width, batch.width)
-    undivided = masks.mask(site, shape, attention=True)
+    undivided = masks.attention_mask(site, batch.texts, heads.total, batch.width)
     return undivided.narrow(1, heads.first, heads.count).contiguous()
 
 
 def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
-    """Return whether FlashAttention exists and pays for these numbers on their device."""
+    """Return whether FlashAttention exists for these numbers on their device."""
     width = qkv.shape[1] // (3 * heads)
-    fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
+    fits = width <= FLASH_WIDTH and width % FLASH_STEP == 0
     return qkv.dtype == torch.bfloat16 and fits and has_flash(qkv.device)
 
 
@@ -136,20 +162,23 @@ def has_flash(device: torch.device) -> bool:
     return capability >= FLASH_CAPABILITY
 
 
-def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
+def unpadded_attention(
+    qkv: torch.Tensor, batch: Batch, heads: int, dropout: float = 0.0
+) -> torch.Tensor:
     """Attend by FlashAttention over concatenated texts.
 
     Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
     """
-    # Not where there is no GPU: the module registers its operations while it is imported.
-    from torch.nn.attention.varlen import varlen_attn
-
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    # Scale 1: the query's weights are scaled already.
-    context: torch.Tensor = varlen_attn(
-        query, key, value, batch.bounds, batch.bounds, batch.width, batch.width, scale=1.0
+    # What PyTorch's `varlen_attn` calls, which has no dropout itself. Scale 1: the query's weights
+    # are scaled already.
+    context, *_ = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, batch.bounds, batch.bounds, batch.width, batch.width),
+        *(dropout, False, False),
+        scale=1.0,
     )
-    return context.reshape(len(qkv), -1)
+    mixed: torch.Tensor = context.reshape(len(qkv), -1)
+    return mixed
 
 
 def fused_attention(
@@ -355,6 +384,9 @@ class BertEncoder(StageEncode):
     ) -> torch.Tensor:
         """Return fp32 [tokens, hidden]."""
         bias = relative_bias(self._spec, self._weights, batch)
+        if masks is not None and not activation_checkpointing:
+            firsts = map(first_dropout_site, self._layers)
+            masks.plan([first + place for first in firsts for place in (1, 2)])
         for number in self._layers:
             states = run_checkpointed(
                 self.run_layer,
@@ -483,18 +515,20 @@ def layer_weights(
         query, key, value = (
             weights[f"{prefix}attention.self.{name}.{part}"] for name in ("query", "key", "value")
         )
-        return torch.cat([query * scale, key, value]).to(dtype)
+        return torch.cat([query * scale, key, value])
 
-    def dense(name: str) -> Dense:
-        weight, bias = weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
-        return Dense(weight.to(dtype), bias.to(dtype))
-
+    names = ("attention.output.dense", "intermediate.dense", "output.dense")
+    dense = (weights[f"{prefix}{name}.{part}"] for name in names for part in ("weight", "bias"))
+    cast = cast_together([qkv("weight"), qkv("bias"), *dense], dtype)
+    joined, attention_output, intermediate, output = (
+        Dense(*cast[place : place + 2]) for place in range(0, len(cast), 2)
+    )
     return Layer(
-        qkv=Dense(qkv("weight"), qkv("bias")),
-        attention_output=dense("attention.output.dense"),
+        qkv=joined,
+        attention_output=attention_output,
         attention_norm=norm_weights(weights, f"{prefix}attention.output."),
-        intermediate=dense("intermediate.dense"),
-        output=dense("output.dense"),
+        intermediate=intermediate,
+        output=output,
         output_norm=norm_weights(weights, f"{prefix}output."),
     )
 

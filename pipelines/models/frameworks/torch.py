@@ -2,8 +2,7 @@
 
 Engines put in their own leaves: plain tensors, a module's parameters or gathered shards. Autograd
 sees every operation. Most operations take one token at a time. So tokens form one matrix, text
-after text, and no matrix product sees padding. Attention and means need a rectangle of texts x
-width.
+after text, and no matrix product sees padding; see :mod:`.torch_batch`.
 
 On a CPU, PyTorch multiplies fp32 matrices by MKL and bf16 ones by oneDNN. MKL uses AVX-512 only on
 Intel's processors. On others with AVX-512, oneDNN's fp32 products, twice as fast, are used.
@@ -11,11 +10,9 @@ Intel's processors. On others with AVX-512, oneDNN's fp32 products, twice as fas
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -26,147 +23,19 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.architecture import form_of
+from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_division import WHOLE, Members, Part
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
 from pipelines.models.inference.processor import (
     BF16_CAPABILITY,
     computes_in_bf16,
     mkl_ignores_avx512,
 )
-from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
+from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, Weights, dense_name
 
 if TYPE_CHECKING:
     from pipelines.models.inference.batches import TokenEmbedder
-
-_ATTENTION_MASK = -1e9
-"""Added to the scores of padding: its probability becomes exactly zero in fp32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Padding:
-    """The padding of a batch.
-
-    Attributes:
-        places: int64 [tokens], the place of each token in the rectangle of texts x width.
-        sources: int64 [texts x width], the token of each place; any token for padding.
-        attention_bias: fp32 [texts, 1, 1, width], added to attention's scores.
-    """
-
-    places: torch.Tensor
-    sources: torch.Tensor
-    attention_bias: torch.Tensor
-
-    @classmethod
-    def of(cls, is_token: np.ndarray, device: torch.device) -> Padding:
-        """Return the padding of bool [texts, width], true for tokens."""
-        places = np.flatnonzero(is_token)
-        sources = np.zeros(is_token.size, np.int64)
-        sources[places] = np.arange(len(places))
-        bias = np.where(is_token, 0.0, _ATTENTION_MASK).astype(np.float32)
-        return cls(
-            places=to_device(places, device),
-            sources=to_device(sources, device),
-            attention_bias=to_device(bias[:, None, None, :], device),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A batch of texts, as the encoder takes it.
-
-    Attributes:
-        width: Tokens of the longest text.
-        token_ids: int64 [tokens], of all texts without padding.
-        positions: int64 [tokens], of each token in its text.
-        lengths: fp32 [texts], tokens of each text.
-        firsts: int64 [texts], where each text begins.
-        bounds: int32 [texts + 1], ``firsts`` and the end of the last text.
-        padding: None if all texts are equally long.
-    """
-
-    texts: int
-    width: int
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    lengths: torch.Tensor
-    firsts: torch.Tensor
-    bounds: torch.Tensor
-    padding: Padding | None
-
-    @classmethod
-    def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
-        """Remove the padding, on the host.
-
-        Token ids: int32 [texts, any width], padded with any valid id. Lengths: int32 [texts], at
-        least 1.
-        """
-        texts, width = len(lengths), int(lengths.max())
-        is_token = np.arange(width) < lengths[:, None]
-        bounds = np.zeros(texts + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
-        return cls(
-            texts=texts,
-            width=width,
-            token_ids=to_device(token_ids[:, :width][is_token].astype(np.int64), device),
-            positions=to_device(np.nonzero(is_token)[1], device),
-            lengths=to_device(lengths.astype(np.float32), device),
-            firsts=to_device(bounds[:-1], device),
-            bounds=to_device(bounds.astype(np.int32), device),
-            padding=None if is_token.all() else Padding.of(is_token, device),
-        )
-
-    def rectangle(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, any width] as [texts, width, any width], zero where there is padding."""
-        if self.padding is not None:
-            empty = rows.new_zeros(self.texts * self.width, rows.shape[1])
-            rows = empty.index_copy_(0, self.padding.places, rows)
-        return rows.view(self.texts, self.width, -1)
-
-    def tokens(self, rectangle: torch.Tensor) -> torch.Tensor:
-        """Return the inverse of :meth:`rectangle`, for [texts, width, ...]."""
-        rows = rectangle.reshape(self.texts * self.width, -1)
-        return rows if self.padding is None else rows.index_select(0, self.padding.places)
-
-
-def pool(pooling: Pooling, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return one hidden state of each text, [texts, hidden], from those of its tokens."""
-    return _POOLINGS[pooling](hidden_states, batch)
-
-
-def _mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    # Padding is zero in the rectangle, and the mean is over the tokens that are there.
-    return batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
-
-
-def _weighted_mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    weighted = hidden_states * (batch.positions[:, None] + 1)
-    # The sum of the places 1 to n.
-    total = batch.lengths * (batch.lengths + 1) / 2
-    return batch.rectangle(weighted).sum(1) / total[:, None]
-
-
-def _first(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return hidden_states.index_select(0, batch.firsts)
-
-
-def _last(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return hidden_states.index_select(0, batch.firsts + batch.lengths.long() - 1)
-
-
-_POOLINGS: Mapping[Pooling, Callable[[torch.Tensor, Batch], torch.Tensor]] = {
-    "mean": _mean,
-    "cls": _first,
-    "lasttoken": _last,
-    "weightedmean": _weighted_mean,
-}
-
-
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor: on a CPU in the same memory, on a GPU without waiting for it."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def linear(
@@ -249,98 +118,38 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-class DropoutMasks:
-    """Dropout masks by nothing but the seed and the number of the place.
-
-    PyTorch's global generators play no part. A granule gets the same masks on any worker, and when
-    its layers are recomputed. Masks differ between CPU and GPU, and may between kinds of GPU.
-
-    Rates are shares of dropped values, in steps of 1/65536 for masks drawn before use.
-    """
-
-    def __init__(self, rates: DropoutRates, seed: Sequence[int], device: torch.device) -> None:
-        self.rates = rates
-        self._seed = tuple(int(number) for number in seed)
-        self._device = device
-
-    def state(self, site: int) -> int:
-        """Return a seed for the generator of one place."""
-        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
-        return int(state)
-
-    def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
-        """Return values under the mask of a place.
-
-        On a GPU, PyTorch's kernel draws the mask, multiplies, and keeps a byte for each value. The
-        draw depends on the values' type there, so all are made fp32 first.
-        """
-        if self._device.type == "cpu":
-            return values * self.mask(site, values.shape)
-        with self.seeded(site):
-            return functional.dropout(values.float(), self.rates.hidden)
-
-    @contextmanager
-    def seeded(self, site: int, *, host: bool = False) -> Iterator[None]:
-        """Seed the device's generator for a place, and restore it afterwards.
-
-        With `host`, do the same with the CPU's generator.
-        """
-        generators = [_own_generator(self._device)]
-        if host and self._device.type != "cpu":
-            generators.append(torch.default_generator)
-        kept = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed(self.state(site))
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, kept, strict=True):
-                generator.set_state(state)
-
-    def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
-        """Return the fp32 factors of a mask: 0, or the reciprocal of the kept share.
-
-        Sixteen random bits decide about a value: torch's dropout draws several times as long.
-        """
-        share = self.rates.attention if attention else self.rates.hidden
-        dropped = min(round(share * 2**16), 2**16 - 1)
-        # A generator of its own for each place, so that a layer that is computed once more, or in
-        # another order, has the same mask.
-        generator = torch.Generator(self._device).manual_seed(self.state(site))
-        count = math.prod(shape)
-        words = torch.empty(-(-count // 4), dtype=torch.int64, device=self._device)
-        # All 64 bits are random: a word decides about four values.
-        words.random_(-(2**63), None, generator=generator)
-        kept = words.view(torch.int16)[:count].view(*shape) >= dropped - 2**15
-        return kept.to(torch.float32).mul_(2**16 / (2**16 - dropped))
+def cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+    """Return fp32 tensors in another type; a GPU casts them, and their gradients, in one kernel."""
+    if dtype == torch.float32:
+        return tensors
+    cast: tuple[torch.Tensor, ...] = _Cast.apply(dtype, *tensors)
+    return cast
 
 
-def dropout_masks(
-    spec: EncoderSpec, share: float | None, seed: Sequence[int] | None, device: torch.device
-) -> DropoutMasks | None:
-    """Return the masks of a forward pass; None without dropout.
+class _Cast(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = _copies(tensors, dtype)
+        _, *needs = ctx.needs_input_grad
+        # Else the products of frozen weights would compute gradients for nobody.
+        ctx.mark_non_differentiable(
+            *(result for result, need in zip(results, needs, strict=True) if not need)
+        )
+        ctx.set_materialize_grads(False)
+        return tuple(results)
 
-    A share of None is the encoder's own dropout. Dropout needs a seed.
-    """
-    rates = spec.dropout(share)
-    if rates is None:
-        return None
-    if seed is None:
-        raise ValueError("dropout needs a seed")
-    return DropoutMasks(rates, seed, device)
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        copies = iter(_copies([one for one in gradients if one is not None], torch.float32))
+        return None, *(None if one is None else next(copies) for one in gradients)
 
 
-def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
-    """Return values under the mask of a place; unchanged without dropout."""
-    return values if masks is None else masks.drop(site, values)
-
-
-def _own_generator(device: torch.device) -> Any:
-    """Return the generator of PyTorch's operations."""
-    if device.type == "cpu":
-        return torch.default_generator
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
+def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return copies
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -529,6 +338,24 @@ def embed(
     """
     batch = Batch.of(token_ids, lengths, encoder.device)
     masks = dropout_masks(encoder.spec, dropout, seed, encoder.device)
+    return embed_batch(
+        encoder,
+        batch,
+        masks,
+        activation_checkpointing=activation_checkpointing,
+        sparse_words=sparse_words,
+    )
+
+
+def embed_batch(
+    encoder: Encoder,
+    batch: Batch,
+    masks: DropoutMasks | None,
+    *,
+    activation_checkpointing: bool = False,
+    sparse_words: bool = False,
+) -> torch.Tensor:
+    """Embed the texts of a batch, of one or several segments; see :func:`embed`."""
     embeddings = encoder.encode(
         batch, masks, activation_checkpointing=activation_checkpointing, sparse_words=sparse_words
     )
@@ -571,9 +398,9 @@ def open_backend(
         tensors = {name: torch.from_numpy(value).to(where) for name, value in weights.items()}
         encoder = prepare(spec, tensors, precision)
 
-    def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def embed_tokens(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             embeddings: np.ndarray = embed(encoder, token_ids, lengths).cpu().numpy()
         return embeddings
 
-    return embed_batch
+    return embed_tokens

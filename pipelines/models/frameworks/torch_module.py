@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from pipelines.models.architecture import Shapes, architecture_of
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, finished, prepare
+from pipelines.models.frameworks.torch import finished, prepare
+from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_division import ALONE, Members
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
 from pipelines.settings import TrainingSettings

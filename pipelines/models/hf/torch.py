@@ -21,15 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from pipelines.errors import InputError
 from pipelines.models.adaptation import layer_of
-from pipelines.models.frameworks.torch import (
-    PRECISIONS,
-    Batch,
-    DropoutMasks,
-    Encode,
-    linear,
-    pool,
-)
+from pipelines.models.frameworks.torch import PRECISIONS, Encode, linear
+from pipelines.models.frameworks.torch_batch import Batch, pool
 from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, WholeModule
 from pipelines.models.hf.architecture import HfSpec
 from pipelines.models.hf.torch_library import UNUSED, divide, empty_model, own_names

@@ -163,6 +163,7 @@ STATIC = Architecture(
     described=lambda spec: f"that takes the mean of its tokens' static embeddings of {spec.hidden}",
     described_settings=lambda encoder: f"static token embeddings of {encoder.hidden}",
     leaves_ends_out=True,
+    packs=True,
     # No `torch_module`: the one matrix is one unit.
     forms={
         "tensorflow": "pipelines.models.static.tensorflow:encode",

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from pipelines.models.frameworks.torch import Batch, DropoutMasks, Encode, dropped
+from pipelines.models.frameworks.torch import Encode
+from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_division import WHOLE, Part
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import WORDS
 
@@ -46,6 +48,6 @@ class StaticEncoder(Encode):
         # in every text, and would pull all embeddings together. They are blanked and not cut out,
         # since the tokens then keep their places in the batch.
         ends = torch.cat([batch.firsts, batch.firsts + batch.lengths.long() - 1])
-        total = batch.rectangle(hidden_states.index_fill(0, ends, 0.0)).sum(1)
+        total = batch.sums(hidden_states.index_fill(0, ends, 0.0))
         # An empty text has nothing between the two: zeros, not a division by zero.
         return total / (batch.lengths[:, None] - 2).clamp(min=1)

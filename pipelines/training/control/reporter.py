@@ -42,7 +42,7 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 _REMEDY = (
-    "Set training.tokens_per_micro_batch or training.activation_checkpointing, lower lanes.granule"
+    "Set training.tokens_per_forward or training.activation_checkpointing, lower lanes.granule"
     " or tokens.max_length, or give executors more memory"
 )
 

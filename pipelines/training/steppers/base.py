@@ -1,29 +1,19 @@
-"""The interface between step loops and frameworks, and the feeds and batches of granules.
+"""The interface between step loops and frameworks, and the feeds and texts of granules.
 
-Runs on executors.
-
-The encoder embeds a *batch* at once: all sides of a granule. If a side has more padded tokens than
-``training.tokens_per_micro_batch``, a batch has a part of one side, so that long texts fit in
-memory. The loss still covers the whole granule or step. A first pass embeds the texts without a
-graph. A second pass embeds each batch once more, and pulls the loss's gradient on the embeddings
-through it.
-
-Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
-under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
-"""
+Runs on executors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import StepPlan, noise_seed
+from pipelines.models.spec import WHOLE_NOISE, NoisePlace
 from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -210,20 +200,30 @@ def moments_of(checkpoint: Checkpoint, *, averaged: bool) -> Iterator[tuple[str,
 
 
 class Texts(NamedTuple):
-    """Texts of one call of :func:`pipelines.models.frameworks.torch.embed`.
+    """A side of a granule, or a part of one.
 
-    `side` is the position of their side among the loss's inputs; `token_ids` is int32 [texts,
-    width], `lengths` int32 [texts]; `seed` belongs to the noise on them.
+    Attributes:
+        side: Position of the side among the loss's inputs.
+        token_ids: int32 [texts, width].
+        lengths: int32 [texts].
+        seed: Seed of the noise on the whole side.
+        within: Place of a part in its side, which has the noise.
     """
 
     side: int
     token_ids: np.ndarray
     lengths: np.ndarray
     seed: tuple[int, ...]
+    within: NoisePlace = WHOLE_NOISE
+
+    @property
+    def width(self) -> int:
+        """The tokens of the longest text."""
+        return int(self.lengths.max())
 
 
 Batch = list[Texts]
-"""Texts to embed together."""
+"""Texts to embed together, with their graphs in memory."""
 
 
 def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
@@ -236,31 +236,6 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
             noise_seed(seed, epoch, granule.number, number),
         )
         for number, name in enumerate(sides)
-    ]
-
-
-def parts_needed(lengths: np.ndarray, most: int | None) -> int:
-    """Return the number of parts of a side for the encoder.
-
-    A part has at most `most` padded tokens, or one text; None sets no limit. `lengths` are in
-    tokens.
-    """
-    texts, width = len(lengths), int(lengths.max())
-    if most is None or texts * width <= most:
-        return 1
-    return -(-texts // max(most // width, 1))
-
-
-def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
-    """Return the batches of a granule, with the texts of each side in order.
-
-    The noise on a batch follows from the granule and the number of its parts, not from the worker.
-    For `parts` of each side see :func:`parts_needed`.
-    """
-    if max(parts) == 1:
-        return [list(sides)]
-    return [
-        [part] for side, count in zip(sides, parts, strict=True) for part in _split(side, count)
     ]
 
 
@@ -281,22 +256,3 @@ def per_batch(texts_of_batches: Sequence[Batch], values: Sequence[Any]) -> list[
     # Batches take their rows in order, as :func:`by_side` has joined them.
     parts = [iter(value.split(of_side)) for value, of_side in zip(values, of_sides, strict=True)]
     return [[next(parts[texts.side]) for texts in batch] for batch in texts_of_batches]
-
-
-def _split(side: Texts, count: int) -> list[Texts]:
-    """Return a side in parts of about the same size."""
-    if count == 1:
-        return [side]
-    return [
-        side._replace(
-            token_ids=side.token_ids[first:last],
-            lengths=side.lengths[first:last],
-            seed=(*side.seed, number),
-        )
-        for number, (first, last) in enumerate(bounds(len(side.lengths), count))
-    ]
-
-
-def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the first text of each part, and the first after it."""
-    return pairwise(texts * number // parts for number in range(parts + 1))

@@ -133,6 +133,10 @@ class DeepSpeedStepper(ShardedStepper):
     is PyTorch's AdamW: the library's own ones need a compiler on the executors.
     """
 
+    # With one backward pass for several granules, workers of ZeRO-3 came to wait for one another:
+    # the library has been told the number of granules.
+    joins_granules = False
+
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
         self._stage = STAGES[self._training.sharding]

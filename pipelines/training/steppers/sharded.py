@@ -17,17 +17,21 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import normalize
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.frameworks.torch_module import EncoderModule, allocate, encoder_module
+from pipelines.models.frameworks.torch_module import (
+    EncoderModule,
+    Inputs,
+    allocate,
+    encoder_module,
+)
 from pipelines.models.spec import EncoderSpec
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
-from pipelines.training.steppers.base import Batch, Stepper, StepperFactory
+from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
 from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
@@ -130,22 +134,23 @@ class ShardedStepper(BatchedWork):
         """Return the encoder, without memory."""
         return encoder_module(self._spec, self._training)
 
-    def _embed(self, batch: Batch) -> list[torch.Tensor]:
-        return [normalize(side, dim=-1) for side in self._forward(self._inputs(batch))]
+    def _embeddings(self, packs: Sequence[Inputs]) -> list[torch.Tensor]:
+        return self._forward(packs)
 
     def _rewritten(self, part: Noisy) -> torch.Tensor:
         (loss,) = self._forward([part])
         return loss
 
-    def _agreed(self, parts: np.ndarray) -> np.ndarray:
-        """Return the same number of parts on every worker: they embed in step.
+    def _agreed(self, widths: np.ndarray) -> np.ndarray:
+        """Return the same widths on every worker: they embed in step.
 
-        The numbers follow from all granules of the step, for any number of workers.
+        They follow from all granules of the step, for any number of workers.
         """
-        if self._training.tokens_per_micro_batch is None:
-            return parts
-        everywhere = np.asarray(self._collectives.all_gather(parts))
-        return np.broadcast_to(everywhere.max(axis=0), parts.shape)
+        joins = self.joins_granules and len(widths) > 1
+        if self._training.tokens_per_forward is None and not joins:
+            return widths
+        everywhere = np.asarray(self._collectives.all_gather(widths))
+        return np.broadcast_to(everywhere.max(axis=0), widths.shape)
 
     def _weights_of(self, module: torch.nn.Module) -> dict[str, Any]:
         # By identity, since a module's own names differ from the encoder's.

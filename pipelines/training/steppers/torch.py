@@ -8,7 +8,7 @@ the other share :class:`BatchedWork`, steppers for micro-batches through stages 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +19,20 @@ from torch.optim.adamw import adamw
 
 from pipelines.lanes.files import Side
 from pipelines.losses.candidates import Picks, Targets
-from pipelines.models.adaptation import effective, of_objective
-from pipelines.models.frameworks.torch import Batch as DeviceBatch
+from pipelines.models.adaptation import effective, layer_of, of_objective
+from pipelines.models.architecture import architecture_of
 from pipelines.models.frameworks.torch import (
     Encoder,
     bound_kernel_caches,
     configure_threads,
-    dropout_masks,
-    embed,
+    embed_batch,
     has_bf16,
     prepare,
-    to_device,
 )
+from pipelines.models.frameworks.torch_batch import Batch as DeviceBatch
+from pipelines.models.frameworks.torch_batch import by_segment, to_device
 from pipelines.models.frameworks.torch_division import WHOLE, Part
+from pipelines.models.frameworks.torch_dropout import dropout_masks, joined_masks
 from pipelines.models.frameworks.torch_module import Inputs
 from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
@@ -45,15 +46,21 @@ from pipelines.training.steppers.base import (
     LoadableStepper,
     StepperFactory,
     StepWork,
-    batches,
     by_side,
     granule_texts,
     moments_of,
-    parts_needed,
     per_batch,
 )
 from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.objectives import Objective, objectives, pulls_on_embeddings
+from pipelines.training.steppers.packing import (
+    CPU_STATES,
+    Forward,
+    default_tokens,
+    forwards,
+    packs,
+    packs_by_width,
+)
 from pipelines.training.steppers.torch_exchange import GradientExchange
 from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
 
@@ -84,6 +91,13 @@ def gradients_of_loss(
 def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return a scalar with the gradients `pulls` on the sides' embeddings."""
     return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Return the bytes of a GPU's memory; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -177,14 +191,19 @@ class TorchWork(ABC):
         return [granule_texts(granule, objective.sides, seed, epoch) for granule in work.granules]
 
     def _inputs(self, batch: Batch) -> list[Inputs]:
-        """Return the texts of a batch, and their dropout, on the device."""
-        return [
-            Inputs(
-                DeviceBatch.of(texts.token_ids, texts.lengths, self._device),
-                dropout_masks(self._spec, self._training.dropout, texts.seed, self._device),
-            )
+        """Return each of the texts of a batch, and their dropout, on the device."""
+        return [self._pack([texts]) for texts in batch]
+
+    def _pack(self, batch: Batch) -> Inputs:
+        """Return the texts of a batch as one sequence, and their dropout, on the device."""
+        arrays = [(texts.token_ids, texts.lengths) for texts in batch]
+        joined = DeviceBatch.joined(arrays, self._device)
+        share = self._training.dropout
+        masks = [
+            dropout_masks(self._spec, share, texts.seed, self._device, texts.within)
             for texts in batch
         ]
+        return Inputs(joined, joined_masks(masks, joined))
 
     def _compared(
         self,
@@ -209,19 +228,43 @@ class TorchWork(ABC):
 
 
 class BatchedWork(TorchWork):
-    """Embeds one batch after the other; see :mod:`.base` for batches.
+    """Embeds one batch after the other; see :mod:`.packing` for batches.
 
     Attributes:
         keeps_last: Whether to keep the graph of a step's last batch during the comparison, to save
             its second pass. Some libraries gather weights in the order of the first pass: they need
             a backward pass through each graph at once.
+        joins_granules: Whether a batch may have several granules.
     """
 
     keeps_last = False
+    joins_granules = True
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
+        self._takes_segments = architecture_of(self._spec).packs
+        names = [*checkpoint.weights, *checkpoint.frozen.weights]
+        enough = default_tokens(
+            self._spec.hidden,
+            len({layer_of(name) for name in names} - {None}),
+            self._training,
+            memory_of(self._device),
+        )
+        if self.sharded:
+            # Workers that compute one encoder together embed the same texts at the same time.
+            everywhere = (everyone or collectives).all_gather(np.array([enough]))
+            enough = int(np.asarray(everywhere).min())
+        self._enough = self._training.tokens_per_forward or enough
 
     @abstractmethod
-    def _embed(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the embeddings of each of a batch's texts, of length 1."""
+    def _embeddings(self, packs: Sequence[Inputs]) -> list[torch.Tensor]:
+        """Return the embeddings of each pack, [texts, width]."""
 
     @abstractmethod
     def _rewritten(self, part: Noisy) -> torch.Tensor:
@@ -231,28 +274,34 @@ class BatchedWork(TorchWork):
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradients of a share of the step's loss; `last` if the update comes next."""
 
-    def _agreed(self, parts: np.ndarray) -> np.ndarray:
-        """Return the number of parts of each side; `parts`, int [granules, sides], is the least."""
-        return parts
+    def _agreed(self, widths: np.ndarray) -> np.ndarray:
+        """Return the width of each side, int [granules, sides], from which batches follow."""
+        return widths
 
     def _loss(self, work: StepWork) -> torch.Tensor:
         return super()._loss(work) if self._rewriting is None else self._rewrite(work)
 
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         count, losses = len(work.granules), []
-        of_granules = zip(work.granules, self._batches(work, objective), strict=True)
-        for number, (granule, parts) in enumerate(of_granules, 1):
-            targets, last = objective.targets(granule), number == count
-            if len(parts) == 1:
-                loss = objective.loss(self._embed(parts[0]), on_device(targets, self._device))
-                self._backward(loss / count, last=last)
+        for granules, batches in self._forwards(work, objective):
+            targets = [objective.targets(work.granules[number]) for number in granules]
+            last = granules.stop == count
+            if len(batches) == 1:
+                embedded, sides = self._embed(batches[0]), len(batches[0]) // len(granules)
+                of_granules = (embedded[sides * place :][:sides] for place in range(len(granules)))
+                found = [
+                    objective.loss(of_sides, on_device(of_granule, self._device))
+                    for of_sides, of_granule in zip(of_granules, targets, strict=True)
+                ]
+                self._backward(torch.stack(found).sum() / count, last=last)
             else:
-                # The gradients of the whole granule, with one batch of it in memory.
-                sides, kept = self._embedded(parts)
-                loss, pulls = gradients_of_loss(objective.loss, sides, targets, 1.0)
-                shares = per_batch(parts, [pull / count for pull in pulls])
-                self._pull(parts, shares, kept, last=last)
-            losses.append(loss.detach())
+                # The gradients of a whole granule, with one batch of it in memory.
+                embedded, kept = self._embedded(batches)
+                loss, pulls = gradients_of_loss(objective.loss, embedded, targets[0], 1.0)
+                shares = per_batch(batches, [pull / count for pull in pulls])
+                self._pull(batches, shares, kept, last=last)
+                found = [loss]
+            losses += [loss.detach() for loss in found]
         return torch.stack(losses).mean()
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
@@ -262,7 +311,7 @@ class BatchedWork(TorchWork):
         :mod:`.objectives`), then embeds each batch once more and pulls its part of that gradient
         through.
         """
-        of_step = [batch for granule in self._batches(work, objective) for batch in granule]
+        of_step = [batch for part in self._forwards(work, objective) for batch in part.batches]
         sides, kept = self._embedded(of_step)
         loss, pulls = self._compared(work, objective, of_step, sides)
         self._pull(of_step, pulls, kept, last=True)
@@ -271,11 +320,11 @@ class BatchedWork(TorchWork):
     def _rewrite(self, work: StepWork) -> torch.Tensor:
         """Add the gradients of a reconstruction objective, a sum over the parts of each granule."""
         assert self._rewriting is not None
-        needed = np.array([[self._rewriting.parts_needed(granule)] for granule in work.granules])
+        widths = np.array([[self._rewriting.width(granule)] for granule in work.granules])
         parts = [
             part
-            for granule, (count,) in zip(work.granules, self._agreed(needed).tolist(), strict=True)
-            for part in self._rewriting.parts(granule, work.noise_epoch, count)
+            for granule, (width,) in zip(work.granules, self._agreed(widths).tolist(), strict=True)
+            for part in self._rewriting.parts(granule, work.noise_epoch, width)
         ]
         total = torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
@@ -284,11 +333,34 @@ class BatchedWork(TorchWork):
             total += loss.detach()
         return total
 
-    def _batches(self, work: StepWork, objective: Objective) -> list[list[Batch]]:
-        granules, most = self._texts(work, objective), self._training.tokens_per_micro_batch
-        needed = [[parts_needed(side.lengths, most) for side in sides] for sides in granules]
-        parts = self._agreed(np.array(needed)).tolist()
-        return [batches(sides, counts) for sides, counts in zip(granules, parts, strict=True)]
+    def _forwards(self, work: StepWork, objective: Objective) -> Iterator[Forward]:
+        granules = self._texts(work, objective)
+        widths = self._agreed(np.array([[side.width for side in sides] for sides in granules]))
+        enough = self._enough if self.joins_granules else 0
+        return forwards(granules, widths, self._training.tokens_per_forward, enough)
+
+    def _embed(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the embeddings of each of a batch's texts, of length 1."""
+        packs = self._packed(batch)
+        inputs = [self._pack([batch[place] for place in places]) for places in packs]
+        found: dict[int, torch.Tensor] = {}
+        for places, embeddings in zip(packs, self._embeddings(inputs), strict=True):
+            sizes = [len(batch[place].lengths) for place in places]
+            found |= zip(places, normalize(embeddings, dim=-1).split(sizes), strict=True)
+        return [found[place] for place in range(len(batch))]
+
+    def _packed(self, batch: Batch) -> list[list[int]]:
+        """Return the positions of texts to pass through the encoder as one sequence of tokens."""
+        enough = self._enough
+        if by_segment(self._device):
+            # One side after the other, if they are large: a CPU's cache then holds more of them.
+            enough = min(enough, CPU_STATES // self._spec.hidden)
+        if self._takes_segments:
+            return packs(batch, enough)
+        if self._spec.dropout(self._training.dropout) is None:
+            return packs_by_width(batch, enough)
+        # The library draws the noise of all texts from one generator.
+        return [[place] for place in range(len(batch))]
 
     def _embedded(
         self, parts: Sequence[Batch]
@@ -397,23 +469,11 @@ class TorchStepper(BatchedWork):
         names = self._objectives[work.source].sides
         return [granule.sides[name] for granule in work.granules for name in names]
 
-    def _embed(self, batch: Batch) -> list[torch.Tensor]:
-        encoder, training = self._encoder(), self._training
-        # One side after the other: a CPU's cache then holds more of the intermediate results.
+    def _embeddings(self, packs: Sequence[Inputs]) -> list[torch.Tensor]:
+        encoder, checkpointed = self._encoder(), self._training.activation_checkpointing
         return [
-            normalize(
-                embed(
-                    encoder,
-                    texts.token_ids,
-                    texts.lengths,
-                    dropout=training.dropout,
-                    seed=texts.seed,
-                    activation_checkpointing=training.activation_checkpointing,
-                    sparse_words=True,
-                ),
-                dim=-1,
-            )
-            for texts in batch
+            embed_batch(encoder, *pack, activation_checkpointing=checkpointed, sparse_words=True)
+            for pack in packs
         ]
 
     def _rewritten(self, part: Noisy) -> torch.Tensor:

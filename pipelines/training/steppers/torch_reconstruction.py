@@ -21,7 +21,7 @@ from pipelines.pretraining.start import generator
 from pipelines.pretraining.torch_head import View
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import TrainingSettings
-from pipelines.training.steppers.base import bounds, parts_needed
+from pipelines.training.steppers.packing import bounds, parts_needed
 
 
 class Noisy(NamedTuple):
@@ -49,14 +49,17 @@ class Rewriting:
         self._spec, self._training = spec, training
         (self._side,) = run.sides
 
-    def parts_needed(self, granule: Granule) -> int:
-        """Return the number of parts of a granule."""
-        lengths = granule.sides[self._side].lengths
-        return parts_needed(lengths, self._training.tokens_per_micro_batch)
+    def width(self, granule: Granule) -> int:
+        """Return the tokens of the longest text of a granule."""
+        return int(granule.sides[self._side].lengths.max())
 
-    def parts(self, granule: Granule, epoch: int, count: int) -> list[Noisy]:
-        """Return a granule's texts under noise, in `count` parts; noise is the whole granule's."""
+    def parts(self, granule: Granule, epoch: int, width: int) -> list[Noisy]:
+        """Return a granule's texts under noise, in as many parts as texts of a width need.
+
+        Noise is the whole granule's, dropout a part's.
+        """
         seed, side = self._training.seed, granule.sides[self._side]
+        count = parts_needed(granule.examples, width, self._training.tokens_per_forward)
         draw = generator(seed, epoch, granule.number)
         # Drawn before the split, so that the noise does not depend on the number of parts.
         inputs = self._reconstruction.noise(side, self._ids, self._settings, draw)
