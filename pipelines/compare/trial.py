@@ -22,6 +22,7 @@ from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.step_metrics import read_metrics_lines
 from pipelines.settings import Config
+from pipelines.training.collectives.interfaces import SOCKETS_ONLY
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,8 @@ def run_trial(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         usage = measure_command(
             command(config, folder / "job.yaml"),
-            environment=own_environment() | {"TMPDIR": temporary},
+            # Predictions need the bytes that workers on several hosts exchange.
+            environment=own_environment() | {"TMPDIR": temporary, SOCKETS_ONLY: "1"},
             deadline_seconds=DEADLINE_SECONDS,
             on_look=wire.look,
             log=folder / "train.log",

@@ -81,6 +81,23 @@ def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_of_one_host_make_the_same_in_shared_memory(tmp_path, workers):
+    everybody = of_workers(tmp_path, workers, "shared")
+    gradients = [gradients_of(rank) for rank in range(workers)]
+    for number, of_ranks in enumerate(zip(*gradients, strict=True)):
+        expected = sum(of_ranks[1:], of_ranks[0]) / np.float32(workers)
+        for worker in everybody:
+            np.testing.assert_array_equal(worker["means"][number], expected)
+    for case in CASES:
+        (losses, arrays), (others_losses, others) = everybody[0][case]
+        assert all(worker[case][0] == (losses, arrays) for worker in everybody), case
+        # Of two workers, every order of summation gives the same.
+        assert (losses, arrays) == (others_losses, others) or workers > 2, case
+        np.testing.assert_allclose(losses, others_losses, rtol=1e-6, err_msg=case)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_compressed_means_are_rounded_twice(tmp_path, workers):
     everybody = of_workers(tmp_path, workers, "bf16")
@@ -107,16 +124,17 @@ def test_compressed_means_are_rounded_twice(tmp_path, workers):
 
 def gradients_of(rank: int) -> list[np.ndarray]:
     generator = np.random.default_rng(rank)
-    shapes = ((7, 5), (), (3,), (11, 2))
+    shapes = ((7, 5), (), (3,), (11, 200))
     return [np.asarray(generator.normal(size=shape), np.float32) for shape in shapes]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "compression"), [("killed", "none"), ("killed", "bf16"), ("fails", "bf16")]
+    ("end", "exchange"),
+    [("killed", "apart"), ("killed", "shared"), ("killed", "bf16"), ("fails", "bf16")],
 )
-def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(tmp_path, end, compression):
-    everybody = of_workers(tmp_path, 3, f"{end}-{compression}")
+def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(tmp_path, end, exchange):
+    everybody = of_workers(tmp_path, 3, f"{end}-{exchange}")
     assert everybody.pop(VICTIM) == (None if end == "killed" else "torn")
     for error, is_lost, seconds in everybody:
         assert is_lost, error
@@ -147,6 +165,8 @@ def run_rank(rank: int, workers: int, folder: Path, scenario: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     from pipelines.models.frameworks.torch import configure_threads
     from pipelines.settings.load import parse
+    from pipelines.training.collectives import torch_shared_memory
+    from pipelines.training.collectives.interfaces import SOCKETS_ONLY
     from pipelines.training.collectives.process_group import (
         ProcessGroupCollectives,
         exit_without_finalization,
@@ -154,21 +174,26 @@ def run_rank(rank: int, workers: int, folder: Path, scenario: str) -> None:
     )
     from pipelines.training.steppers import torch_exchange
 
-    # So that even a small encoder has several.
-    torch_exchange.BUCKET_BYTES = 2048
+    # So that even a small encoder has several buckets, and an exchange takes several turns.
+    torch_exchange.BUCKET_BYTES, torch_shared_memory.AREA_BYTES = 2048, 4096
     configure_threads(1)
-    name, _, compression = scenario.partition("-")
+    name, _, exchange = scenario.partition("-")
+    if exchange == "apart" or name == "equal":
+        os.environ[SOCKETS_ONLY] = "1"
     settings = {
         "engine": "torch",
         "framework": "torch",
         "workers": workers,
         "granules_per_step": GRANULES,
         "stall_seconds": DEADLINE_SECONDS,
-        "compression": compression or ("bf16" if name == "bf16" else "none"),
+        "compression": "bf16" if "bf16" in (name, exchange) else "none",
     }
     with process_group_cleanup():
         collectives = ProcessGroupCollectives(parse({"training": settings}).training)
-        result = {"equal": equal, "bf16": compressed}.get(name, lost)(collectives, name)
+        is_shared = "memfd:gradients" in Path("/proc/self/maps").read_text()
+        assert is_shared == ("shared" in (name, exchange))
+        makes = {"equal": equal, "bf16": compressed, "shared": in_shared_memory}
+        result = makes.get(name, lost)(collectives, name)
     (folder / str(rank)).write_bytes(pickle.dumps(result))
     exit_without_finalization()
 
@@ -201,12 +226,33 @@ def all_of(each, collectives) -> tuple:
     return losses, {name: array.tobytes() for name, array in arrays.items()}
 
 
-def compressed(collectives, _) -> dict:
-    """The means of some arrays, and the losses of each case."""
+def in_shared_memory(collectives, _) -> dict:
+    """The means of some arrays; of each case, what comes of shared memory, and of Gloo."""
+    import torch
+
+    from pipelines.training.collectives.process_group import GroupCollectives
+
+    found = {"means": means_of(collectives)}
+    training = {"workers": collectives.workers}
+    for case in CASES:
+        ways = (collectives, GroupCollectives(torch.device("cpu")))
+        found[case] = [
+            all_of(made(case, training=dict(training), collectives=way), collectives)
+            for way in ways
+        ]
+    return found
+
+
+def means_of(collectives) -> list[np.ndarray]:
     import torch
 
     tensors = [torch.from_numpy(array) for array in gradients_of(collectives.rank)]
-    found = {"means": [mean.numpy() for mean in collectives.begin_mean(tensors)()]}
+    return [mean.numpy() for mean in collectives.begin_mean(tensors)()]
+
+
+def compressed(collectives, _) -> dict:
+    """The means of some arrays, and the losses of each case."""
+    found = {"means": means_of(collectives)}
     for case in CASES:
         each = made(case, training={"workers": collectives.workers}, collectives=collectives)
         found[case] = curve(each, collectives.rank, collectives.workers)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from pipelines.errors import PipelineError
 
+SOCKETS_ONLY = "SENTENCE_PIPELINES_SOCKETS_ONLY"
+"""If set, workers of one host exchange through sockets too, as those of several hosts do."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the interface for PyTorch's Gloo, which otherwise resolves the host's own name."""
 _SIOCGIFCONF = 0x8912  # of netdevice(7), Linux

@@ -19,6 +19,7 @@ from torch._utils import _flatten_dense_tensors
 
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
+from pipelines.training.collectives.torch_shared_memory import SharedMeans, shared_memory
 from pipelines.training.devices import worker_device
 
 _Result = TypeVar("_Result")
@@ -57,6 +58,9 @@ class GroupCollectives(Collectives):
     - NCCL: its own sum of bf16 numbers that are divided before, as the hook of
       DistributedDataParallel makes it. It may round once for each worker.
 
+    Workers of one host without a GPU average exact numbers in shared memory
+    (:mod:`.torch_shared_memory`).
+
     Args:
         device: The worker's device; the joined group can send from it.
         group: None for all workers.
@@ -73,6 +77,7 @@ class GroupCollectives(Collectives):
         # that their order is the same on all workers. Each has the group's deadline.
         makes_in_thread = compression == "bf16" and device.type != "cuda"
         self._pool = ThreadPoolExecutor(1, "bf16-exchange") if makes_in_thread else None
+        self._shared: SharedMeans | None = None
 
     def all_reduce_mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the mean of each tensor over the workers; fp32 on the worker's device."""
@@ -81,6 +86,8 @@ class GroupCollectives(Collectives):
 
     def begin_mean(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Begin to average the tensors, as one bucket."""
+        if self._shared is not None and all(tensor.dtype == torch.float32 for tensor in tensors):
+            return self._shared.begin(tensors)
         if self._compression == "none":
             return self._begin(partial(self._exact_mean, tensors))
         # The loss is one number for the user's eyes.
@@ -214,6 +221,16 @@ class ProcessGroupCollectives(GroupCollectives):
             timeout=timedelta(seconds=settings.stall_seconds),
         )
         super().__init__(device, compression=settings.compression)
+        if device.type == "cpu" and settings.compression == "none" and workers > 1:
+            self._share_memory()
+
+    def _share_memory(self) -> None:
+        """Average through shared memory if all workers are on this host; all call it at once."""
+        memory = shared_memory(self.rank, self.workers, self.all_gather)
+        if memory is not None:
+            number = torch.zeros(1)
+            wait = partial(processes.all_reduce, number, group=self.group)
+            self._shared = SharedMeans(memory, self.rank, self.workers, wait)
 
 
 def means_peer_lost(error: Exception) -> bool:
