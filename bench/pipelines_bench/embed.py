@@ -1,10 +1,12 @@
 """Measures an embedding: this package's job beside `SentenceTransformer.encode`.
 
-Both embed the same real sentences with the same model, on one thread each, in processes of their
-own. They take some sentences in turn while the other waits, for several rounds, and each round
-gives its own ratio, of which the median counts; so a machine that is slow for a while is slow for
-both. Time is CPU time of the process. The job's process runs the function of its executors, from
-Parquet to Parquet; the library's gets its texts as a list in memory.
+The job computes in the precision of the settings and, where the processor and the model can, with
+int8 matrix products too, calibrated on the first of the sentences. All embed the same real
+sentences with the same model, on one thread each, in processes of their own. They take some
+sentences in turn while the others wait, for several rounds, and each round gives its own ratio, of
+which the median counts; so a machine that is slow for a while is slow for all. Time is CPU time of
+the process. The job's process runs the function of its executors, from Parquet to Parquet; the
+library's gets its texts as a list in memory.
 
 Then Spark does the whole job on one executor of one core, and its CPU time, of all processes, the
 JVMs too, is compared with what the same function took in the rounds, a plain loop over the same
@@ -17,8 +19,8 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from rich.table import Table
 from pipelines.corpus.readers.spark_reader import texts_of
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.models.inference.backends import INT8
+from pipelines.models.inference.processor import multiplies_in_int8
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
@@ -38,12 +42,15 @@ from pipelines.spark.frames import read_parquet
 from pipelines.tokens.start import default_start
 from pipelines.vectors.embed import embed_table
 from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, vectors_of
+from pipelines.vectors.int8 import CALIBRATION_FILE, SAMPLE_TEXTS, Calibrated, calibrated
 from pipelines_bench.cpu import CpuMeter, local_session
 from pipelines_bench.ordered import OrderedProcess, ordered_process
 
 SENTENCES = 20_000
 ROUNDS = 5
 WARM_UP = 256
+HERE, HERE_INT8, LIBRARY = "here", "here-int8", "sentence-transformers"
+"""The embedders. Both of this package are one function, with other options."""
 TEXT_COLUMNS = ("text", "caption", "sentence", "lead", "sentence1", "sentence2", "anchor")
 """Of a Parquet, CSV or JSON lines file; those that it has are taken. The last is of pairs that a
 corpus was prepared to."""
@@ -61,7 +68,9 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
 
     Returns:
         ``embed_vs_st_fp32_ratio``: sentences per CPU second over those of the library;
-        ``min_cosine``: the least similarity of a sentence's two embeddings;
+        ``int8_vs_st_fp32_ratio``: the same with int8 matrix products, None where there are none;
+        ``int8``: what those change on the sample that they are calibrated on;
+        ``min_cosine``: the least similarity of a sentence's two embeddings, without int8;
         ``spark_overhead_ratio``: CPU time of the Spark job over that of the plain loop, less 1;
         and the rates.
 
@@ -83,12 +92,21 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
         texts = folder / "texts.parquet"
         next_part("reading sentences")
         write_sentences(session, config, data, texts, most)
-        rates, cosines, loop = _side_by_side(folder, texts, options)
+        int8 = _int8(config, texts)
+        forms = {HERE: options}
+        if int8 is not None:
+            calibration = folder / CALIBRATION_FILE
+            calibration.write_bytes(int8.content)
+            forms[HERE_INT8] = replace(options, precision=INT8, calibration=calibration)
+        rates, cosines, loop = _side_by_side(folder, texts, forms)
         spark = _spark_job(session, config, meter, folder)
     _print(rates, cosines, spark, loop)
-    ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
+    if int8 is not None:
+        Screen().print(str(int8.form))
     return {
-        "embed_vs_st_fp32_ratio": round(statistics.median(ratios), 4),
+        "embed_vs_st_fp32_ratio": _ratio(rates, HERE),
+        "int8_vs_st_fp32_ratio": None if int8 is None else _ratio(rates, HERE_INT8),
+        "int8": None if int8 is None else asdict(int8.form),
         "min_cosine": round(float(cosines.min()), 6),
         "spark_overhead_ratio": round(spark / loop - 1, 4),
         "backend": options.backend,
@@ -99,6 +117,29 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
         "spark_cpu_seconds": round(spark, 2),
         "loop_cpu_seconds": round(loop, 2),
     }
+
+
+def _int8(config: Config, texts: Path) -> Calibrated | None:
+    """The calibration of int8 matrix products on the first sentences; None if they cannot be."""
+    asked = config.embedding
+    try:
+        options = embedding_options(
+            asked.model or default_start(), backend=asked.backend, precision=INT8
+        )
+    except InputError:
+        return None
+    if not multiplies_in_int8():
+        return None
+    next_part("calibrating int8")
+    return calibrated(
+        pq.read_table(texts).column("text").slice(0, SAMPLE_TEXTS).to_pylist(), options
+    )
+
+
+def _ratio(rates: Mapping[str, Sequence[float]], name: str) -> float:
+    """The median, over rounds, of an embedder's rate over the library's."""
+    pairs = zip(rates[name], rates[LIBRARY], strict=True)
+    return round(statistics.median(ours / theirs for ours, theirs in pairs), 4)
 
 
 def _one_core(config: Config, folder: Path, options: EmbeddingOptions, part_rows: int) -> Config:
@@ -167,38 +208,39 @@ def _default_sentences(session: Any, config: Config, folder: Path) -> Any:
 
 
 def _side_by_side(
-    folder: Path, texts: Path, options: EmbeddingOptions
+    folder: Path, texts: Path, forms: Mapping[str, EmbeddingOptions]
 ) -> tuple[dict[str, list[float]], np.ndarray, float]:
-    """Both in turn.
+    """All in turn: those of this package, by the names of their ``forms``, and the library.
 
     Returns:
-        Sentences per CPU second of each, round by round; the cosines of all sentences; and the CPU
-        seconds of this package's rounds together.
+        Sentences per CPU second of each, round by round; the cosines of all sentences without int8;
+        and the CPU seconds of the rounds of this package without it.
     """
-    names = ("here", "sentence-transformers")
+    options = forms[HERE]
+    names = (*forms, LIBRARY)
     rows = pq.read_metadata(texts).num_rows
     bounds = np.linspace(0, rows, ROUNDS + 1).astype(int).tolist()
     rates: dict[str, list[float]] = {name: [] for name in names}
     seconds = dict.fromkeys(names, 0.0)
-    with (
-        _embedder(names[0], folder, texts, options) as ours,
-        _embedder(names[1], folder, texts, options) as theirs,
-    ):
-        both = dict(zip(names, (ours, theirs), strict=True))
-        for embedder in both.values():
+    with ExitStack() as running:
+        embedders = {
+            name: running.enter_context(_embedder(name, folder, texts, forms.get(name, options)))
+            for name in names
+        }
+        for embedder in embedders.values():
             _embed(embedder, 0, min(WARM_UP, rows))
         for number, (start, stop) in enumerate(pairwise(bounds)):
             # Another order each round, so that none always follows the other.
             for name in names if number % 2 else names[::-1]:
                 next_part(f"round {number + 1} of {ROUNDS}, {name}")
-                answer = _embed(both[name], start, stop)
+                answer = _embed(embedders[name], start, stop)
                 rates[name].append(answer["rows"] / answer["cpu_seconds"])
                 seconds[name] += answer["cpu_seconds"]
         cosines = [
-            _cosines(*(folder / name / f"part-{start:05d}" for name in names))
+            _cosines(*(folder / name / f"part-{start:05d}" for name in (HERE, LIBRARY)))
             for start in bounds[:-1]
         ]
-    return rates, np.concatenate(cosines), seconds[names[0]]
+    return rates, np.concatenate(cosines), seconds[HERE]
 
 
 def _cosines(ours: Path, theirs: Path) -> np.ndarray:
@@ -229,7 +271,10 @@ def _embedder(
 ) -> Iterator[OrderedProcess]:
     """A process of :mod:`pipelines_bench.embedders`."""
     (folder / name / "_attempts").mkdir(parents=True, exist_ok=True)
-    told = asdict(options) | {"model": str(options.model)}
+    places = {"model": str(options.model)}
+    if options.calibration is not None:
+        places["calibration"] = str(options.calibration)
+    told = asdict(options) | places
     arguments = {"texts": str(texts), "folder": str(folder / name), "options": told}
     module = "pipelines_bench.embedders"
     with ordered_process(f"the embedder {name}", module, [name, json.dumps(arguments)]) as process:

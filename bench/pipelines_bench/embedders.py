@@ -32,7 +32,10 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     from pipelines.vectors.parts import RowRange
 
     columns = Columns(text="text", vector="embedding")
-    embedding_options = EmbeddingOptions(**{**options, "model": location(options["model"])})
+    places = {
+        name: location(options[name]) for name in ("model", "calibration") if options.get(name)
+    }
+    embedding_options = EmbeddingOptions(**{**options, **places})
 
     def embed(start: int, stop: int) -> None:
         part = RowRange(f"part-{start:05d}", Path(texts), start, stop)
@@ -62,6 +65,7 @@ def embed_in_library(texts: str, folder: str, options: Mapping[str, Any]) -> Wor
 
 EMBEDDERS: Mapping[str, Callable[..., Work]] = {
     "here": embed_here,
+    "here-int8": embed_here,
     "sentence-transformers": embed_in_library,
 }
 

@@ -18,7 +18,7 @@ from pipelines import __version__
 from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE_ALONE, Evaluation, Forms
-from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.embedder import EmbedderLoader, embedder_loader
 from pipelines.evaluation.held_out import held_out_sets, set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
 from pipelines.evaluation.rows import SparkRows, Tables
@@ -247,6 +247,30 @@ def _row_sum(table: DataFrame) -> Sequence[str]:
     hashes = F.xxhash64(*table.columns).cast("decimal(20,0)")
     found = table.agg(F.count("*"), F.sum(hashes)).collect()[0]
     return [str(value) for value in found]
+
+
+def ndcg_of_forms(
+    session: SparkSession, config: Config, loads: Mapping[str, EmbedderLoader]
+) -> dict[str, dict[str, float]]:
+    """Return nDCG@10 (times 100) of several forms of a model on the judged retrieval sets.
+
+    ``loads`` has a loader of each form on executors. The result is by the names of the sets, and of
+    the forms in ``loads``.
+
+    Raises:
+        InputError: A set cannot be read.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for named in named_sets(config):
+        if named.given not in config.evaluation.retrieval_sets:
+            continue
+        arranged = named.evaluation.arrange(named.read(session, config))
+        tables = {name: SparkRows(frame) for name, frame in arranged.items()}
+        found[named.name] = {
+            form: named.evaluation.measure(tables, load, WHOLE_ALONE)[0].figures["ndcg@10"]
+            for form, load in loads.items()
+        }
+    return found
 
 
 def evaluate(

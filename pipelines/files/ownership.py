@@ -36,7 +36,7 @@ _MOST_BYTES = 64 << 20
 _TABLE = (
     *("part-*.parquet", "_plan.json", "_manifest.json", "_merged.json", "_deleted.json"),
     *("_input/part-*", "_attempts/**", "_kept/*.parquet", "_index/index.json", "_index/part-*"),
-    "_changes/*.parquet",
+    *("_changes/*.parquet", "_calibration.safetensors"),
 )
 _UNITS = ("[0-9]*/rows/part-*", "[0-9]*/totals.parquet", "[0-9]*/sources.json")
 

@@ -53,9 +53,11 @@ class EmbeddingSettings(Settings):
     backend: Literal["auto", "openvino", "torch", "tensorflow"] = "auto"
     """Library that computes. `auto`: `torch` for tasks with GPUs, otherwise the first installed of
     these."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
     """Format of matrix products. `auto`: bf16 on [hardware with the
-    instructions](../concepts/vectors.md#backends-and-precision), otherwise fp32."""
+    instructions](../concepts/vectors.md#backends-and-precision), otherwise fp32.
+    [`int8`](../concepts/vectors.md#int8-matrix-products): on CPUs, calibrated on the table's texts;
+    stored vectors keep their type (`quantise`)."""
     batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens per forward pass; short texts form large batches. Null: 1,024 on a CPU, 65,536 on a
     GPU."""

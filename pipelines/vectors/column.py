@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 
 from pipelines.corpus.readers.inputs import has_columns
 from pipelines.errors import InputError
-from pipelines.models.inference.backends import GPU_BACKEND, choose_backend
+from pipelines.models.inference.backends import GPU_BACKEND, INT8, choose_backend
 from pipelines.spark.capacity import conf_value, task_threads
 from pipelines.spark.frames import holds_text
-from pipelines.vectors.embedding import Columns, EmbeddingOptions, embed_batches, embedding_options
+from pipelines.vectors.embedding import (
+    Columns,
+    EmbeddingOptions,
+    embed_batches,
+    embedding_options,
+    refuse_int8,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +53,7 @@ def embed_column(
         InputError: The frame has no such column of strings, or has the output already, or the
             options do not fit the model.
     """
+    refuse_int8(precision, "embed_column")
     from pyspark.sql.types import ArrayType, ByteType, FloatType, StructField, StructType
 
     options = embedding_options(
@@ -103,7 +110,10 @@ def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -
         InputError: The backend has no form of the model.
     """
     # Tasks have other cores than the driver, and perhaps GPUs.
-    chosen = choose_backend(backend_for(session, backend), options.kind)
+    is_int8 = options.precision == INT8
+    # int8 products are for CPUs, whatever the tasks have.
+    wanted = options.backend if is_int8 else backend_for(session, backend)
+    chosen = choose_backend(wanted, options.kind)
     return replace(options, threads=task_threads(session), backend=chosen)
 
 

@@ -26,7 +26,7 @@ from pipelines.files import storage, versions
 from pipelines.files.begun import beginning, begun_folders
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, as_remote, listed
-from pipelines.models.inference.backends import choose_backend, choose_precision
+from pipelines.models.inference.backends import INT8, choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config, EmbeddingSettings
 from pipelines.spark.capacity import default_parallelism
@@ -42,6 +42,13 @@ from pipelines.vectors.inputs import (
     input_stamps,
     parquet_inputs,
     stage_table,
+)
+from pipelines.vectors.int8 import (
+    CALIBRATION_FILE,
+    Int8Form,
+    Judge,
+    calibrate_table,
+    check_judged,
 )
 from pipelines.vectors.keys import compare_rows
 from pipelines.vectors.merge import check_target, merge_table
@@ -112,7 +119,8 @@ class EmbeddingSummary:
 
     ``folder`` is the table, in a store its current version. ``rows`` and ``texts`` (rows with a
     text) count the whole table; ``embedded`` counts the rows embedded by this run in ``seconds``.
-    ``changes`` are since the version before, if both are compared by key.
+    ``changes`` are since the version before, if both are compared by key; ``int8`` has the figures
+    of int8 matrix products.
     """
 
     folder: str
@@ -122,6 +130,7 @@ class EmbeddingSummary:
     seconds: float
     dimensions: int
     changes: RowChanges | None = None
+    int8: Int8Form | None = None
 
     def __str__(self) -> str:
         kept = self.rows - self.embedded
@@ -236,8 +245,10 @@ class EmbeddingJob:
         with working_on(OUTPUT, self.folder, "embed"):
             yield
 
-    def run(self, session: SparkSession) -> EmbeddingSummary:
+    def run(self, session: SparkSession, judge: Judge | None = None) -> EmbeddingSummary:
         """Make the missing parts of the table; the caller holds the lock of its folder.
+
+        New int8 matrix products are measured by ``judge`` on judged sets, if any.
 
         The output has all columns of the input, then the vectors: lists of one size, float32 or
         int8. Parts of the same job are kept; with ``embedding.key_column``, also vectors of an
@@ -256,10 +267,15 @@ class EmbeddingJob:
                 options = _as_before(session, options, work, self.identity)
                 _tell_of_prompts(options)
                 _tell_of_scales(options, self.columns)
-                version = new_version(session, replace(self, options=options), work)
+                version = new_version(session, replace(self, options=options), work, judge)
         plan = version.plan
         # An unfinished table keeps its backend and precision, whatever `auto` would be now.
-        options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
+        options = replace(
+            options,
+            backend=choose_backend(plan.backend),
+            precision=plan.precision,
+            calibration=None if plan.int8 is None else version.folder / CALIBRATION_FILE,
+        )
         began = time.monotonic()
         missing = version.missing()
         embedded = make_vectors(session, version.folder, plan.parts, missing, options, self.columns)
@@ -408,6 +424,7 @@ def finish(
         seconds=round(time.monotonic() - began, 2),
         dimensions=options.dimensions,
         changes=None if logged is None else logged.changes,
+        int8=plan.int8,
     )
     is_recorded = logged is None or logged.lineage == read_lineage(folder)
     if embedded or not (version.is_whole and is_recorded):
@@ -428,6 +445,7 @@ def finish(
             "model_digest": options.model_sha256,
             "backend": plan.backend,
             "precision": plan.precision,
+            "int8": plan.int8 and asdict(plan.int8),
             "build": plan.build,
             **(asdict(logged.lineage) if logged is not None else {}),
             "changes": _counted(plan, summary),
@@ -458,10 +476,13 @@ def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
     return footer
 
 
-def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version:
+def new_version(
+    session: SparkSession, job: EmbeddingJob, work: Work, judge: Judge | None = None
+) -> Version:
     """Begin a table: write its plan into a folder apart from the existing table.
 
     The options of ``job`` are resolved, not ``auto``; ``work`` holds the reusable tables.
+    For ``judge`` see :meth:`EmbeddingJob.run`.
 
     Raises:
         InputError: The input cannot be used, or a key is missing or repeated.
@@ -485,6 +506,9 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
         parts = parts_of(files, job, before, work.build, default_parallelism(session))
         if not parts:
             raise InputError(INPUTS, "they hold no rows", "Name a table with rows")
+        int8 = None
+        if options.precision == INT8:
+            int8 = _calibrated(session, job, before, parts, aside, judge)
         parts = linked(parts, before, aside)
         copied = sum(part.copied_from is not None for part in parts)
         changes = None
@@ -492,7 +516,7 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
             parts, changes = _compared(session, job, before, parts, aside)
         final = tuple(replace(part, path=begun.final(part.path)) for part in parts)
         plan = Plan(
-            dict(job.identity), options.backend, options.precision, final, work.build, changes
+            dict(job.identity), options.backend, options.precision, final, work.build, changes, int8
         )
         plan.write(aside)
     if changes is not None:
@@ -500,6 +524,34 @@ def new_version(session: SparkSession, job: EmbeddingJob, work: Work) -> Version
             "embedding: %s; %d of %d parts stay as they are", changes, copied, len(plan.parts)
         )
     return Version(begun.folder, plan, is_whole=False)
+
+
+def _calibrated(
+    session: SparkSession,
+    job: EmbeddingJob,
+    before: Sequence[Version],
+    parts: Sequence[RowRange],
+    aside: Location,
+    judge: Judge | None,
+) -> Int8Form:
+    """Write the calibration of int8 products into a new table; an earlier table has it already.
+
+    Raises:
+        InputError: See :func:`~pipelines.vectors.int8.calibrate_table`, or int8 loses too much on a
+            judged set.
+    """
+    target = aside / CALIBRATION_FILE
+    if before and (known := before[0].plan.int8) is not None:
+        storage.copy_file(before[0].folder / CALIBRATION_FILE, target)
+        return known
+    content, form = calibrate_table(session, parts, job.columns.text, job.options)
+    if judge is not None:
+        form = replace(form, ndcg=judge(job.options, content))
+        check_judged(form.ndcg)
+    with storage.built_file(target) as path:
+        path.write_bytes(content)
+    logger.info("embedding: %s", form)
+    return form
 
 
 def _clear_unplanned(folder: Location) -> None:
@@ -523,7 +575,8 @@ def usable(
             verb,
             folder,
         )
-    return found
+    # Vectors of two calibrations of int8 products are never mixed.
+    return [version for version in found if version.plan.int8 == found[0].plan.int8]
 
 
 def _check_files(files: Files, job: EmbeddingJob) -> None:

@@ -30,7 +30,14 @@ from pipelines.files.locations import Location, arrow_source, location
 from pipelines.files.versions import current
 from pipelines.models.folder import read_model
 from pipelines.models.identity import model_digest
-from pipelines.models.inference.backends import GPU_BACKEND, Precision, choose_backend
+from pipelines.models.inference.backends import (
+    GPU_BACKEND,
+    INT8,
+    PRECISION,
+    Precision,
+    backend_of_int8,
+    choose_backend,
+)
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
@@ -73,8 +80,9 @@ class EmbeddingOptions:
         hidden: Width of the model's embeddings, before ``dimensions`` cuts them.
         normalise: Whether the model scales embeddings to length 1.
         backend: See :func:`pipelines.models.inference.embedder.load_embedder`, also for
-            ``precision`` (of the matrix products: ``auto``, ``fp32`` or ``bf16``) and CPU
+            ``precision`` (of the matrix products: ``auto``, ``fp32``, ``bf16`` or ``int8``) and CPU
             ``threads``.
+        calibration: File of int8 matrix products, in the folder of the table that they make.
         batch_tokens: Tokens of one forward pass; None for the device's default.
         prompt_name: The prompt before each text; see :meth:`pipelines.tokens.start.Prompts.before`.
         quantise: ``none`` for float32, or ``int8``; see :mod:`pipelines.vectors.embedding`.
@@ -92,6 +100,7 @@ class EmbeddingOptions:
     prompt_name: str | None = None
     dimensions: int
     quantise: str = "none"
+    calibration: Location | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -156,13 +165,15 @@ def embedding_options(
     if dimensions is not None and not 1 <= dimensions <= width:
         problem = f"{dimensions} is not within the model's {width}"
         raise InputError("embedding.dimensions", problem, f"Choose a number from 1 to {width}")
+    is_int8 = precision == INT8
+    chosen = backend_of_int8(backend, spec) if is_int8 else choose_backend(backend, spec.kind)
     return EmbeddingOptions(
         model=folder,
         model_sha256=model_digest(local_folder(folder)),
         kind=spec.kind,
         hidden=width,
         normalise=spec.normalise,
-        backend=choose_backend(backend, spec.kind),
+        backend=chosen,
         precision=precision,
         threads=threads,
         batch_tokens=batch_tokens,
@@ -170,6 +181,17 @@ def embedding_options(
         dimensions=dimensions or width,
         quantise=quantise,
     )
+
+
+def refuse_int8(precision: str, user: str) -> None:
+    """Refuse int8 matrix products where no table holds their calibration.
+
+    Raises:
+        InputError: They are asked for; ``user`` is what cannot compute in them.
+    """
+    if precision == INT8:
+        problem = f"`int8` is calibrated on a table of `embed`, not by {user}"
+        raise InputError(PRECISION, problem, "Choose one of auto, fp32, bf16")
 
 
 @lru_cache(maxsize=1)
@@ -185,6 +207,7 @@ def cached_embedder(options: EmbeddingOptions, device: str) -> TextEmbedder:
         precision=options.precision,
         device=device,
         batch_tokens=options.batch_tokens,
+        calibration=None if options.calibration is None else options.calibration.read_bytes(),
     )
 
 

@@ -35,7 +35,7 @@ from pipelines.spark.session import running_tasks
 from pipelines.tokens.start import read_prompts
 from pipelines.vectors.column import options_in
 from pipelines.vectors.embed import make_vectors, precision_of
-from pipelines.vectors.embedding import Columns, EmbeddingOptions
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, refuse_int8
 from pipelines.vectors.mining_inputs import (
     INPUTS,
     MORE_DOCUMENTS,
@@ -238,6 +238,7 @@ class MiningJob:
             InputError: Model, inputs or settings cannot be used, or see :meth:`is_done`.
         """
         SEARCHES.load(config.mining.search).check()
+        refuse_int8(config.embedding.precision, "mine")
         try:
             options = options_for(config, config.mining.model)
         except InputError as error:

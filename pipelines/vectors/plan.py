@@ -25,6 +25,7 @@ from pipelines.models.identity import has_made
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, model_folder
+from pipelines.vectors.int8 import Int8Form
 from pipelines.vectors.parts import Constant, RowRange
 from pipelines.vectors.table_job import (
     INDEX_FOLDER,
@@ -76,7 +77,8 @@ class Plan:
     ``identity`` holds the settings with effect on the content; ``backend`` and ``precision`` are
     resolved from ``auto``. ``parts`` are in order. ``build`` numbers the tables made in this place,
     so no name of a part is ever reused for other content. ``changes`` are since the earlier table,
-    if rows were compared.
+    if rows were compared. ``int8`` is for int8 matrix products; their calibration is in
+    :data:`~pipelines.vectors.int8.CALIBRATION_FILE`.
     """
 
     identity: Mapping[str, Any]
@@ -85,19 +87,26 @@ class Plan:
     parts: tuple[RowRange, ...]
     build: int = 0
     changes: Changes | None = None
+    int8: Int8Form | None = None
 
     @classmethod
     def parse(cls, known: dict[str, Any], stores: StorageSettings) -> Plan:
         """Return the plan parsed from JSON."""
         parts = tuple(_part_from(part, stores) for part in known.pop("parts"))
-        changes = known.pop("changes", None)
-        return cls(**known, parts=parts, changes=changes and Changes(**changes))
+        changes, int8 = known.pop("changes", None), known.pop("int8", None)
+        return cls(
+            **known,
+            parts=parts,
+            changes=changes and Changes(**changes),
+            int8=int8 and Int8Form(**int8),
+        )
 
     def write(self, folder: Location) -> None:
         """Write the plan into the folder of its table."""
         parts = [_as_json(part) for part in self.parts]
-        changes = self.changes and asdict(self.changes)
-        storage.write_json(folder / PLAN_FILE, {**vars(self), "parts": parts, "changes": changes})
+        known = {"changes": self.changes, "int8": self.int8}
+        fields = {name: value and asdict(value) for name, value in known.items()}
+        storage.write_json(folder / PLAN_FILE, {**vars(self), "parts": parts, **fields})
 
 
 def _as_json(part: RowRange) -> dict[str, Any]:

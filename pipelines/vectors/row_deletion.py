@@ -45,6 +45,7 @@ from pipelines.vectors.changes import (
     write_log,
 )
 from pipelines.vectors.embedding import Columns
+from pipelines.vectors.int8 import CALIBRATION_FILE
 from pipelines.vectors.parts import (
     PartFooter,
     RowRange,
@@ -256,6 +257,8 @@ def _replace(
         ordered = tuple(sorted(parts, key=lambda part: part.name))
         write_deleted(begun.aside, deleted)
         plan = replace(plan, parts=ordered, build=build, changes=None)
+        if plan.int8 is not None:
+            storage.copy_file(version.folder / CALIBRATION_FILE, begun.aside / CALIBRATION_FILE)
         plan.write(begun.aside)
         made = Version(begun.aside, plan, is_whole=False)
         logged = _log(session, made, version, deleted, model_digest_in(manifest), keep)

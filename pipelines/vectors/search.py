@@ -20,6 +20,7 @@ from pipelines.arrow_columns import as_text
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.models.identity import has_made
+from pipelines.models.inference.backends import INT8
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
@@ -196,8 +197,8 @@ def embed_queries(
             "Embed the table again, or name the model that made it",
         )
     # With another precision, about equally near rows would change places. A table in bf16 may be
-    # searched on a processor without such numbers.
-    precision = "fp32" if table.precision == "fp32" else "auto"
+    # searched on a processor without such numbers. Queries are few, so int8 would gain nothing.
+    precision = "fp32" if table.precision in ("fp32", INT8) else "auto"
     embed = load_embedder(options.model, backend=options.backend, precision=precision)
     vectors = embed(queries, embed.prompts.asking(table.prompt_name))
     return shortened(vectors, table.dimensions, normalise=options.normalise)

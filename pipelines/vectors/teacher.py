@@ -33,7 +33,7 @@ from pipelines.settings.preparing import START
 from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
 from pipelines.tokens.start import read_prompts, reads_alike, teacher_folder
 from pipelines.vectors.embed import embed_table
-from pipelines.vectors.embedding import embedding_options, vectors_of
+from pipelines.vectors.embedding import embedding_options, refuse_int8, vectors_of
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.store import VectorTable, open_table
 
@@ -70,6 +70,8 @@ def check_teacher(config: Config) -> None:
     if config.teacher.model is None:
         _tables(config)
         return
+    # Its texts are in tables of their own by side, and each would have another calibration.
+    refuse_int8(config.embedding.precision, "a teacher")
     try:
         embedding_options(
             teacher_folder(config), dimensions=config.teacher.dimensions, **_computed_as(config)

@@ -21,11 +21,14 @@ def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, le
     """Return the pooled hidden states of each text, [batch, hidden]."""
     positions = positions_of(token_ids)
     column, length = op.unsqueeze(positions, integer(0)), op.unsqueeze(lengths, integer(1))
-    is_token = op.convert(op.less(column, length), "f32")
-    unit, mask = op.constant(np.float32(1)), op.constant(np.float32(_ATTENTION_MASK))
+    is_inside = op.less(column, length)
+    zero, unit = op.constant(np.float32(0)), op.constant(np.float32(1))
+    # Selected, not computed: the library takes a converted and scaled mask for int8 values.
+    is_token = op.select(is_inside, unit, zero)
     # [batch, 1, 1, tokens]: the same for every head and every query.
     attention_bias = op.unsqueeze(
-        op.multiply(op.subtract(unit, is_token), mask), op.constant(np.array([1, 2], np.int32))
+        op.select(is_inside, zero, op.constant(np.float32(_ATTENTION_MASK))),
+        op.constant(np.array([1, 2], np.int32)),
     )
     hidden_states = _embedding_output(spec, weights, token_ids, positions)
     for number in range(spec.layers):

@@ -118,20 +118,26 @@ def open_backend(
     With ``bf16`` the library keeps the activations between matrix products in bf16 too.
     """
     assert device == "cpu", "GPUs are for torch"
-    # One request at a time: a second stream would have nothing to do.
-    compiled = ov.Core().compile_model(
-        encoder_graph(spec, weights),
-        "CPU",
-        {
-            "INFERENCE_NUM_THREADS": threads,
-            "NUM_STREAMS": 1,
-            "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
-        },
-    )
-    request = compiled.create_infer_request()
+    return compiled_embedder(encoder_graph(spec, weights), threads=threads, precision=precision)
+
+
+def compiled_embedder(graph: ov.Model, *, threads: int, precision: str) -> TokenEmbedder:
+    """Return the function of a graph of :func:`encoder_graph`, on the CPU."""
+    request = request_of(graph, threads=threads, precision=precision)
 
     def embed_batch(token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         embeddings: np.ndarray = request.infer([token_ids, lengths])[0]
         return embeddings
 
     return embed_batch
+
+
+def request_of(graph: ov.Model, *, threads: int, precision: str) -> ov.InferRequest:
+    """Compile a graph for the CPU."""
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        # One request at a time: a second stream would have nothing to do.
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+    }
+    return ov.Core().compile_model(graph, "CPU", settings).create_infer_request()

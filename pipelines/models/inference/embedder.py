@@ -85,11 +85,12 @@ def load_embedder(
     precision: str = "fp32",
     device: str = "cpu",
     batch_tokens: int | None = None,
+    calibration: bytes | None = None,
 ) -> TextEmbedder:
     """Load a folder that :func:`~pipelines.models.folder.read_model` reads. Runs on an executor.
 
-    For backend, threads, precision and device see :func:`.token_embedder`. ``batch_tokens`` are
-    those of a forward pass; by default they suit the device.
+    For backend, threads, precision, device and calibration see :func:`.token_embedder`.
+    ``batch_tokens`` are those of a forward pass; by default they suit the device.
 
     Raises:
         InputError: The folder holds no encoder that can be read, or the backend is missing.
@@ -99,7 +100,13 @@ def load_embedder(
     # The library would otherwise start a thread for every core of the machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
     embed_tokens = token_embedder(
-        spec, weights, backend=backend, threads=threads, precision=precision, device=device
+        spec,
+        weights,
+        backend=backend,
+        threads=threads,
+        precision=precision,
+        device=device,
+        calibration=calibration,
     )
     encoder = open_encoder(tokenizer, spec.max_length)
     suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS

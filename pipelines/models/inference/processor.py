@@ -21,6 +21,14 @@ def computes_in_bf16(information: Path = CPU_INFORMATION) -> bool:
     return _tells(information, r"\b(avx512_bf16|amx_bf16|bf16)\b")
 
 
+def multiplies_in_int8(information: Path = CPU_INFORMATION) -> bool:
+    """Return whether a CPU sums products of int8 in 32 bits; an unknown CPU does not.
+
+    The older instructions for int8 sum pairs in 16 bits, and overflow.
+    """
+    return _tells(information, r"\b(avx512_vnni|avx_vnni|amx_int8)\b")
+
+
 def mkl_ignores_avx512(information: Path = CPU_INFORMATION) -> bool:
     """Return whether a CPU has AVX-512, which Intel's MKL leaves unused on others' CPUs.
 
