@@ -320,6 +320,19 @@ def test_packs_have_each_text_once(widths, enough):
         assert len(pack) == 1 or rectangle <= min(enough, 1.125 * tokens)
 
 
+def test_packs_are_the_same_on_workers_with_other_texts():
+    batches = [
+        [
+            Texts(0, np.ones((3, width), np.int32), np.full(3, width, np.int32), (1, 2), reach=most)
+            for width, most in zip(widths, (5, 6, 30, 31), strict=True)
+        ]
+        for widths in ((5, 6, 30, 31), (1, 6, 7, 30))
+    ]
+    for form, expected in ((packs, [[0, 1], [2], [3]]), (packs_by_width, [[0, 1], [2, 3]])):
+        found = [form(batch, 100 if form is packs else 1000) for batch in batches]
+        assert found == [expected, expected]
+
+
 def test_tokens_of_a_forward_pass_follow_from_the_memory():
     gigabytes, training = 2**30, TrainingSettings(precision="bf16")
     small, base = (384, 6), (768, 12)

@@ -208,6 +208,7 @@ class Texts(NamedTuple):
         lengths: int32 [texts].
         seed: Seed of the noise on the whole side.
         within: Place of a part in its side, which has the noise.
+        reach: A width in tokens that decides about packing, alike on all workers; 0 for their own.
     """
 
     side: int
@@ -215,11 +216,17 @@ class Texts(NamedTuple):
     lengths: np.ndarray
     seed: tuple[int, ...]
     within: NoisePlace = WHOLE_NOISE
+    reach: int = 0
 
     @property
     def width(self) -> int:
         """The tokens of the longest text."""
         return int(self.lengths.max())
+
+    @property
+    def room(self) -> int:
+        """The padded tokens."""
+        return len(self.lengths) * (self.reach or self.width)
 
 
 Batch = list[Texts]

@@ -133,9 +133,9 @@ class DeepSpeedStepper(ShardedStepper):
     is PyTorch's AdamW: the library's own ones need a compiler on the executors.
     """
 
-    # With one backward pass for several granules, workers of ZeRO-3 came to wait for one another:
-    # the library has been told the number of granules.
-    joins_granules = False
+    # ZeRO-3 notes the outputs of a module on the way back, and is told the number of granules.
+    # Both must be the same on all workers, in every step.
+    packs_texts = False
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)

@@ -108,13 +108,12 @@ def packs(batch: Batch, enough: int) -> list[list[int]]:
     found: list[list[int]] = []
     tokens = enough
     for number, texts in enumerate(batch):
-        size = len(texts.lengths) * texts.width
-        tokens += size
+        tokens += texts.room
         if tokens <= enough and found:
             found[-1].append(number)
         else:
             found.append([number])
-            tokens = size
+            tokens = texts.room
     return found
 
 
@@ -126,14 +125,15 @@ def packs_by_width(batch: Batch, enough: int) -> list[list[int]]:
     """Return the positions of texts of similar width to embed as one rectangle of that size."""
     found: list[list[int]] = []
     texts = apart = 0
-    for number in sorted(range(len(batch)), key=lambda position: batch[position].width):
-        count, width = len(batch[number].lengths), batch[number].width
-        texts, apart = texts + count, apart + count * width
-        if found and texts * width <= min(enough, _WIDER * apart):
+    widths = [side.room // len(side.lengths) for side in batch]
+    for number in sorted(range(len(batch)), key=widths.__getitem__):
+        count = len(batch[number].lengths)
+        texts, apart = texts + count, apart + batch[number].room
+        if found and texts * widths[number] <= min(enough, _WIDER * apart):
             found[-1].append(number)
         else:
             found.append([number])
-            texts, apart = count, count * width
+            texts, apart = count, batch[number].room
     return found
 
 

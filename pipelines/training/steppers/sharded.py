@@ -146,8 +146,7 @@ class ShardedStepper(BatchedWork):
 
         They follow from all granules of the step, for any number of workers.
         """
-        joins = self.joins_granules and len(widths) > 1
-        if self._training.tokens_per_forward is None and not joins:
+        if self._training.tokens_per_forward is None and not self.packs_texts:
             return widths
         everywhere = np.asarray(self._collectives.all_gather(widths))
         return np.broadcast_to(everywhere.max(axis=0), widths.shape)

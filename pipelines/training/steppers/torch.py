@@ -234,11 +234,11 @@ class BatchedWork(TorchWork):
         keeps_last: Whether to keep the graph of a step's last batch during the comparison, to save
             its second pass. Some libraries gather weights in the order of the first pass: they need
             a backward pass through each graph at once.
-        joins_granules: Whether a batch may have several granules.
+        packs_texts: Whether a batch may have several granules, and join texts of several sides.
     """
 
     keeps_last = False
-    joins_granules = True
+    packs_texts = True
 
     def __init__(
         self,
@@ -336,7 +336,11 @@ class BatchedWork(TorchWork):
     def _forwards(self, work: StepWork, objective: Objective) -> Iterator[Forward]:
         granules = self._texts(work, objective)
         widths = self._agreed(np.array([[side.width for side in sides] for sides in granules]))
-        enough = self._enough if self.joins_granules else 0
+        granules = [
+            [side._replace(reach=width) for side, width in zip(sides, of_sides, strict=True)]
+            for sides, of_sides in zip(granules, widths.tolist(), strict=True)
+        ]
+        enough = self._enough if self.packs_texts else 0
         return forwards(granules, widths, self._training.tokens_per_forward, enough)
 
     def _embed(self, batch: Batch) -> list[torch.Tensor]:
@@ -355,12 +359,11 @@ class BatchedWork(TorchWork):
         if by_segment(self._device):
             # One side after the other, if they are large: a CPU's cache then holds more of them.
             enough = min(enough, CPU_STATES // self._spec.hidden)
-        if self._takes_segments:
-            return packs(batch, enough)
-        if self._spec.dropout(self._training.dropout) is None:
-            return packs_by_width(batch, enough)
-        # The library draws the noise of all texts from one generator.
-        return [[place] for place in range(len(batch))]
+        # A library draws the noise of all texts from one generator.
+        has_own_noise = self._spec.dropout(self._training.dropout) is not None
+        if not self.packs_texts or (has_own_noise and not self._takes_segments):
+            return [[place] for place in range(len(batch))]
+        return packs(batch, enough) if self._takes_segments else packs_by_width(batch, enough)
 
     def _embedded(
         self, parts: Sequence[Batch]
