@@ -31,7 +31,7 @@ from rich.table import Table
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.prepare import stage_workers, tokenise
+from pipelines.jobs.prepare import tokenise
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
@@ -208,8 +208,7 @@ def _open(file: Path) -> TextIO:
 
 def _stage(session: SparkSession, config: Config, meter: CpuMeter) -> Cost:
     before, began = meter.seconds(), time.monotonic()
-    with stage_workers(session):
-        summary = tokenise(session, config)
+    summary = tokenise(session, config)
     return Cost(summary.tokens, meter.seconds() - before, time.monotonic() - began)
 
 
