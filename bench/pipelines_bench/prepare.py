@@ -16,7 +16,7 @@ from rich.table import Table
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.jobs.prepare import STAGES
+from pipelines.jobs.prepare import STAGES, stage_workers
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
@@ -85,7 +85,8 @@ def _cpu_seconds(config: Config, meter: CpuMeter) -> dict[str, float]:
         if stage.is_asked(config):
             before = meter.seconds()
             next_part(stage.name)
-            stage.run(session, config)
+            with stage_workers(session):
+                stage.run(session, config)
             spent[stage.name] = meter.seconds() - before
     return spent
 

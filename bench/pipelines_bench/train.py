@@ -7,10 +7,9 @@ which the median counts; so a machine that is slow for a while is slow for all. 
 the process: on one thread that is the time it takes, less what others take of the core.
 
 sentence-transformers' trainer has MultipleNegativesRankingLoss and random batches, and is measured
-in two forms. From ids it does what the others do: its batches are made of the token ids of the
-prepared folder, and it has as much dropout, which is none unless ``training.dropout`` is set. From
-texts it is taken as it comes: it tokenises in its step, and has the dropout of the checkpoint. The
-first says how fast the steps are, the second what a user of either saves.
+in two forms. From ids its batches are made of the token ids of the prepared folder, as those of the
+others are. From texts it is taken as it comes, and tokenises in its step. In both it keeps the
+dropout of the checkpoint; here there is none unless ``training.dropout`` is set.
 
 Horovod's rate per core is compared with that of as many single processes that train side by side,
 each for itself: cores share caches and memory whatever runs on them.

@@ -134,8 +134,7 @@ def train_sentence_transformers(config: Config, orders: Orders, *, from_ids: boo
     Args:
         config: Of the training.
         orders: How many steps it makes.
-        from_ids: Whether it gets token ids, and has as much dropout as the trainers here; by
-            default it is taken as it comes, with texts and the dropout of the checkpoint.
+        from_ids: Whether it gets token ids; by default it is taken as it comes, with texts.
     """
     from sentence_transformers import SentenceTransformer
     from transformers import TrainerCallback
@@ -144,32 +143,13 @@ def train_sentence_transformers(config: Config, orders: Orders, *, from_ids: boo
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not orders.step_done()
 
-    start = start_folder(config) or default_start()
-    changed = dropout_of(start, config.training.dropout) if from_ids else {}
-    model = SentenceTransformer(str(start), device="cpu", config_kwargs=changed)
+    model = SentenceTransformer(str(start_folder(config) or default_start()), device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         trainer = sentence_transformers_trainer(
             config, model, folder, from_ids=from_ids, max_steps=ENDLESS, callbacks=[Paced()]
         )
         if orders.next():
             trainer.train()
-
-
-def dropout_of(start: Path, share: float | None) -> dict[str, float]:
-    """What of a model's own settings to change, so that it drops as much as all others do.
-
-    Args:
-        start: Its folder.
-        share: As ``training.dropout`` has it; None: the model's own.
-    """
-    if share is None:
-        return {}
-    config = json.loads((start / "config.json").read_text(encoding="utf-8"))
-    return {
-        name: share
-        for name, value in config.items()
-        if "dropout" in name and isinstance(value, int | float)
-    }
 
 
 def sentence_transformers_trainer(

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ from pipelines.libraries import REPORT, left_out
 from pipelines.models.start import check_tokenizer, reading_limit
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.spark.capacity import is_connected
+from pipelines.spark.jobs import dedicated_python_workers
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.stage import prepare_tokens
@@ -52,6 +55,13 @@ from pipelines.vectors.inputs import check_outside
 from pipelines.vectors.teacher import check_teacher, prepare_teacher, teacher_digest
 
 logger = logging.getLogger(__name__)
+
+PRELOADS = (
+    *("pipelines.corpus.stage", "pipelines.tokens.stage", "pipelines.lanes.stage"),
+    # Spark's workers import them for Arrow batches.
+    *("pandas", "pyspark.sql.pandas.serializers"),
+)
+"""The modules of the stages' Python workers."""
 
 
 def check_prepared_folder(config: Config) -> None:
@@ -190,11 +200,21 @@ def _run(stage: Stage, config: Config, *, trains: bool) -> float:
     session = spark_session(asked, trains=trains, needs_context=False)
     with stage_settings(session, config, "prepare"):
         began = time.monotonic()
-        with activity(stage.name, detail=running_tasks):
+        with activity(stage.name, detail=running_tasks), stage_workers(session):
             summary = stage.run(session, config)
         seconds = round(time.monotonic() - began, 2)
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
+
+
+def stage_workers(session: SparkSession) -> AbstractContextManager[None]:
+    """Let Python workers of a local session have the modules of stages from their start.
+
+    Importing them takes a worker most of a second, and Spark replaces idle workers.
+    """
+    if is_connected():
+        return nullcontext()
+    return dedicated_python_workers(session.sparkContext, "preparing", PRELOADS)
 
 
 def check_needs(config: Config) -> None:

@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from pipelines.quiet import quiet_import
 
@@ -26,6 +28,7 @@ IDLE_LOOKS = 4
 def main() -> None:
     """Import the workers' modules, and become Spark's own daemon."""
     modules = os.environ.get(PRELOAD, "").split()
+    _leave_archives()
     try:
         _import(modules)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a worker raises it again, and is heard
@@ -40,6 +43,29 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
+
+
+def _leave_archives() -> None:
+    """Import pyspark and py4j from their folders, if Spark's archives are of the same installation.
+
+    Spark puts the archives in front. At the start of each task a worker reads the directory of an
+    archive again, once for every package imported from it, and archives hold no compiled modules.
+    """
+    found = [PathFinder.find_spec(name, _without_archives()) for name in ("pyspark", "py4j")]
+    if not all(spec is not None and spec.origin is not None for spec in found):
+        return
+    library = Path(str(found[0] and found[0].origin)).resolve().parent / "python" / "lib"
+    path = [entry for entry in sys.path if Path(entry).resolve().parent != library]
+    # With another installation's archives, its version counts.
+    if path == _without_archives():
+        for archive in {*sys.path} - {*path}:
+            sys.path_importer_cache.pop(archive, None)
+        sys.path[:] = path
+
+
+def _without_archives() -> list[str]:
+    names = ("pyspark.zip", "py4j-")
+    return [entry for entry in sys.path if not Path(entry).name.startswith(names)]
 
 
 def _end_when_idle() -> None:

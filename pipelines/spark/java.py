@@ -61,6 +61,8 @@ _LATE_C2 = (
 )
 # A driver without tasks only plans jobs, and no method of it reaches the thresholds.
 _NO_C2 = ("-XX:TieredStopAtLevel=1",)
+# Otherwise a JVM collects all its heap each time that its classes outgrow 21 MB, 36 MB and so on.
+_ROOM_FOR_CLASSES = ("-XX:MetaspaceSize=192m",)
 _DEFAULT = re.compile(r"^[ \t]*([^\s=:#]+)[ \t=:]+(.*\S)", re.MULTILINE)
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """The environment variable by which spark-submit tells the process that it starts of its JVM."""
@@ -259,7 +261,7 @@ def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> s
     is_small = any_collector and heap_mb <= SMALL_HEAP_MB
     collector = ("-XX:+UseSerialGC",) if is_small else ()
     compiler = _LATE_C2 if runs_tasks else _NO_C2
-    return " ".join((*collector, *compiler, *archive_options()))
+    return " ".join((*collector, *compiler, *_ROOM_FOR_CLASSES, *archive_options()))
 
 
 def names_collector(conf: Mapping[str, str]) -> bool:

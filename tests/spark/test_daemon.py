@@ -1,15 +1,20 @@
 """Python workers that are forked from a daemon with modules imported already."""
 
 import contextlib
+import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 
 from pipelines.catalog import ENGINES
 from pipelines.engines.base import load_engine
+from pipelines.jobs.prepare import PRELOADS
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.spark.daemon import MODULE
@@ -43,6 +48,33 @@ if "tensorflow" in sys.modules:
 assert not torch.distributed.is_initialized()
 assert "DS_ACCELERATOR" not in os.environ, "workers find out which device they have"
 """
+
+
+ARCHIVES = """
+import sys
+from pipelines.spark import daemon
+daemon._leave_archives()
+import pyspark
+print(any("zipimporter" in str(type(finder)) for finder in sys.path_importer_cache.values()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_same", [True, False])
+def test_workers_import_no_archives_of_their_own_installation(tmp_path, is_same):
+    library = Path(pyspark.__file__).parent / "python" / "lib"
+    # As in the work folder of a driver's JVM, which links to the installation.
+    linked = tmp_path / "lib"
+    if is_same:
+        linked.symlink_to(library)
+    else:
+        shutil.copytree(library, linked)
+    path = os.pathsep.join([*map(str, linked.glob("*.zip")), *sys.path])
+    command = [sys.executable, "-c", ARCHIVES]
+    found = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=300, check=True
+    )
+    assert found.stdout.split() == [b"False" if is_same else b"True"]
 
 
 def imported(spark, names):
@@ -120,8 +152,8 @@ def preloads():
                 )
 
 
-def test_what_engines_preload_computes_nothing():
-    modules = dict.fromkeys(preloads())
+def test_what_is_preloaded_computes_nothing():
+    modules = dict.fromkeys([*PRELOADS, *preloads()])
     assert {"pipelines.engines.barrier_engine", "pipelines.training.steppers.tensorflow"} <= set(
         modules
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelines.settings import Config
@@ -16,7 +18,7 @@ from pipelines_bench.peers.peer import (
     not_installed,
     other_training,
 )
-from pipelines_bench.trainers import dropout_of, sentence_transformers_trainer
+from pipelines_bench.trainers import sentence_transformers_trainer
 
 
 def train(config: Config) -> None:
@@ -25,7 +27,7 @@ def train(config: Config) -> None:
     from sentence_transformers import SentenceTransformer
 
     training, start = config.training, start_folder(config) or default_start()
-    own = dropout_of(start, training.dropout)
+    own = _dropout(start, training.dropout)
     model = SentenceTransformer(str(start), device="cpu", config_kwargs=own)
     with tempfile.TemporaryDirectory() as folder:
         trainer = sentence_transformers_trainer(
@@ -42,6 +44,23 @@ def train(config: Config) -> None:
             ddp_backend="gloo" if training.workers > 1 else None,
         )
         trainer.train()
+
+
+def _dropout(start: Path, share: float | None) -> dict[str, float]:
+    """What of a model's own settings to change, so that it drops as much as all others do.
+
+    Args:
+        start: Its folder.
+        share: As ``training.dropout`` has it; None: the model's own.
+    """
+    if share is None:
+        return {}
+    config = json.loads((start / "config.json").read_text(encoding="utf-8"))
+    return {
+        name: share
+        for name, value in config.items()
+        if "dropout" in name and isinstance(value, int | float)
+    }
 
 
 def _set_threads(threads: int) -> None:

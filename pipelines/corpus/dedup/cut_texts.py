@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -128,14 +126,14 @@ class _Units:
     scratch: Scratch
 
     def at_parts(self, marks: Sequence[DataFrame]) -> DataFrame:
-        """Return the marks of all parts, those of a part together and with at least one row."""
+        """Return the marks of all parts, at least one of each, those of a part in one partition."""
         nothing = (F.lit(_WANTED).alias("kind"), F.lit(None).cast("binary").alias("rows"))
         number = F.col("id").cast("int").alias("part")
         all_parts = self.session.range(len(self.parts)).select(number, *nothing)
         together = below_one_another([all_parts, *marks])
         # Hashes leave some partitions empty; with more of them, fewer parts share one.
         partitions = max(2 * len(self.parts), 1)
-        return together.repartition(partitions, "part").sortWithinPartitions("part")
+        return together.repartition(partitions, "part")
 
     def duplicates(self) -> DataFrame:
         """Return the marks of all but the first of equal texts, by unit, run and place."""
@@ -265,17 +263,14 @@ def _by_part(
     batches: Iterable[pa.RecordBatch], parts: Sequence[NumberedPart]
 ) -> Iterator[tuple[NumberedPart, Marks]]:
     """Yield each part of :meth:`_Units.at_parts` with its marks."""
-    rows = (
-        row
-        for batch in batches
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    )
-    for number, marks in groupby(rows, itemgetter(0)):
-        by_kind: dict[int, list[Rows]] = {}
-        for _, kind, packed in marks:
-            if packed is not None:
-                by_kind.setdefault(kind, []).append(np.frombuffer(packed, "<i4"))
-        yield parts[number], {kind: np.concatenate(rows) for kind, rows in by_kind.items()}
+    found: dict[int, dict[int, list[Rows]]] = {}
+    for batch in batches:
+        for number, kind, rows in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+            by_kind = found.setdefault(number, {})
+            if rows is not None:
+                by_kind.setdefault(kind, []).append(np.frombuffer(rows, "<i4"))
+    for number, marks in sorted(found.items()):
+        yield parts[number], {kind: np.concatenate(rows) for kind, rows in marks.items()}
 
 
 def near_blocks(
