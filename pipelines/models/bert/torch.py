@@ -170,15 +170,19 @@ def unpadded_attention(
     Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
     """
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    # What PyTorch's `varlen_attn` calls, which has no dropout itself. Scale 1: the query's weights
-    # are scaled already.
-    context, *_ = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, batch.bounds, batch.bounds, batch.width, batch.width),
-        *(dropout, False, False),
-        scale=1.0,
-    )
-    mixed: torch.Tensor = context.reshape(len(qkv), -1)
-    return mixed
+    texts = (batch.bounds, batch.bounds, batch.width, batch.width)
+    context: torch.Tensor
+    # Scale 1: the query's weights are scaled already.
+    if dropout:
+        # What `varlen_attn` calls, which has no dropout itself.
+        attention = torch.ops.aten._flash_attention_forward
+        context, *_ = attention(query, key, value, *texts, dropout, False, False, scale=1.0)
+    else:
+        # Not where there is no GPU: the module registers its operations while it is imported.
+        from torch.nn.attention.varlen import varlen_attn
+
+        context = varlen_attn(query, key, value, *texts, scale=1.0)
+    return context.reshape(len(qkv), -1)
 
 
 def fused_attention(
