@@ -115,7 +115,8 @@ def storage_of(tree: Mapping[str, Any]) -> StorageSettings:
 
 def parse(tree: Mapping[str, Any]) -> Config:
     """Validate a nested mapping; see :func:`load` for the errors."""
-    if RENAMED:
+    # Only then: merging takes a mapping apart that a setting may not have at all.
+    if any(f"{key}.".startswith(f"{before}.") for key, _, _ in _leaves(tree) for before in RENAMED):
         given, tree = tree, {}
         _merge(tree, given)
     try:
