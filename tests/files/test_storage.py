@@ -3,9 +3,11 @@
 import ctypes
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from namespaces import UNSHARE, can_unshare
@@ -267,3 +269,16 @@ def test_json_survives_and_half_of_a_surrogate_pair_too(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     storage.write_json(tmp_path / "b.json", {"name": "é"})
     assert "é" in (tmp_path / "b.json").read_text(encoding="utf-8")
+
+
+def test_a_copied_folder_on_a_full_disk_raises_its_first_error(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).write_text(name)
+
+    def copy2(file: str, copy: str, **_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), copy)
+
+    monkeypatch.setattr(shutil, "copytree", partial(shutil.copytree, copy_function=copy2))
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: '.*copy/[ab]'$"):
+        storage.copy_folder(tmp_path / "source", tmp_path / "copy")

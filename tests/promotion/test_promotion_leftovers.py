@@ -214,12 +214,11 @@ def test_a_link_turned_by_hand_is_noted_by_nobody(tmp_path):
 def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch):
     run, target = write_run(tmp_path / "run", "new"), tmp_path / "served"
 
-    def copytree(source: Path, copy: Path, **_: object) -> None:
-        copy.mkdir()
-        said = f"[Errno {errno.ENOSPC}] No space left on device"
-        raise shutil.Error([(f"{source}/a", f"{copy}/a", said), (f"{source}/b", f"{copy}/b", said)])
+    def copy2(file: Path, copy: Path) -> None:
+        copy.write_text("half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(copy))
 
-    monkeypatch.setattr(shutil, "copytree", copytree)
+    monkeypatch.setattr(shutil, "copy2", copy2)
     with pytest.raises(InputError) as caught:
         pipelines.promote(settings(target, run))
     assert str(caught.value) == (

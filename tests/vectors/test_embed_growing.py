@@ -165,6 +165,6 @@ def test_tables_without_a_version_are_compared(spark, job, lines) -> None:
     view(rows | {"row 7": "Other words."})
     spark.sql("select * from keyed union all select * from keyed").createOrReplaceTempView("keyed")
     with pytest.raises(
-        InputError, match=r"^embedding.key_column: `id` is `row \d+` in a row of the"
+        InputError, match=r"^embedding.key_column: `id` is `row \d+` in two rows of the table"
     ):
         embed_table(spark, config)
