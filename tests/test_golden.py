@@ -15,6 +15,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.delete import delete
 from pipelines.jobs.roll_back import roll_back
 from pipelines.lanes.files import LaneManifest
+from pipelines.settings.base import RENAMED
 
 QUERY = "Read a table of texts."
 # Of sums that another processor makes in another order.
@@ -116,7 +117,8 @@ def test_no_command_option_or_setting_is_lost():
     recorded, now = json.loads((GOLDEN / "surface.json").read_text()), surface()
     for command, options in recorded["commands"].items():
         assert set(options) <= set(now["commands"].get(command, ())), command
-    for key, (kind, default) in recorded["settings"].items():
+    for former, (kind, default) in recorded["settings"].items():
+        key = RENAMED.get(former, former)
         assert key in now["settings"], key
         assert default == now["settings"][key][1], key
         assert set(kind.split(" | ")) <= set(now["settings"][key][0].split(" | ")), key

@@ -38,14 +38,14 @@ def while_copying(monkeypatch):
     """Does something while the next promotion copies its model."""
 
     def set_up(happens) -> None:
-        copy = shutil.copytree
+        copy = shutil.copy2
 
         def copies(*args, **options):
-            monkeypatch.setattr(shutil, "copytree", copy)
+            monkeypatch.setattr(shutil, "copy2", copy)
             happens()
             return copy(*args, **options)
 
-        monkeypatch.setattr(shutil, "copytree", copies)
+        monkeypatch.setattr(shutil, "copy2", copies)
 
     return set_up
 
