@@ -23,7 +23,7 @@ TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "granules_per_step": GRANULES
 CASES = {
     "granules": ({"negatives": "granule"}, {}, "deep"),
     "step": ({"negatives": "step"}, {}, "deep"),
-    "micro-batches": ({"negatives": "granule"}, {"tokens_per_micro_batch": 20}, "deep"),
+    "micro-batches": ({"negatives": "granule"}, {"tokens_per_forward": 20}, "deep"),
     "hf": ({"negatives": "granule"}, {}, "hf"),
     "static": ({"negatives": "granule"}, {}, "static"),
     "lora": ({"negatives": "granule"}, {}, "lora"),

@@ -1,6 +1,7 @@
 """The interface between step loops and frameworks, and the feeds and texts of granules.
 
-Runs on executors."""
+Runs on executors.
+"""
 
 from __future__ import annotations
 
