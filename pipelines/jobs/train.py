@@ -85,6 +85,7 @@ from pipelines.runs.opening import (
     check_run_folder,
     identity_digest,
     open_run_folder,
+    resumed_step,
     tell_if_finished,
 )
 from pipelines.runs.run import TrainingRun, with_axes
@@ -271,7 +272,8 @@ def open_run(
     run_begun()
     # From here on, late writes of an earlier driver or its workers do not count; in a new run,
     # neither do their writes since the folder was opened.
-    attempt = begin_attempt(folder, newest_checkpoint(folder) if goes_on else None)
+    first = resumed_step(folder, config.training.log_every) if goes_on else None
+    attempt = begin_attempt(folder, first)
     if not goes_on:
         save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints, attempt=attempt)

@@ -27,10 +27,16 @@ from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
-from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.checkpoint import (
+    checkpoint_path,
+    checkpoint_steps,
+    newest_checkpoint,
+    newest_whole_checkpoint,
+)
 from pipelines.runs.job_records import last_step_of
 from pipelines.runs.model_choice import WHOLE, asked_steps, is_to_end
 from pipelines.runs.run import TrainingRun
+from pipelines.runs.step_metrics import is_logged, last_logged_step
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
@@ -83,6 +89,32 @@ def open_run_folder(
     storage.write_text(paths.config, configuration.dump(without_secrets(config)))
     storage.write_json(paths.environment, environment())
     return folder, goes_on
+
+
+def resumed_step(folder: Location, log_every: int) -> int:
+    """Return the step from which a resumed run goes on.
+
+    It is that of the newest whole checkpoint. A driver killed beside a worker that had just written
+    this checkpoint may not have written the lines of its last steps. Then it is the checkpoint
+    before it, if that has all its lines: the run repeats these steps, and its log is complete.
+
+    Raises:
+        InputError: There is no whole checkpoint.
+    """
+    newest, last_line = newest_checkpoint(folder), last_logged_step(folder)
+    if is_logged(newest, last_line, log_every):
+        return newest
+    # Not further back: a log lost in another way is no reason to repeat a whole training.
+    before = newest_whole_checkpoint(folder, latest=newest - 1)
+    if before is None or not is_logged(before, last_line, log_every):
+        return newest
+    logger.warning(
+        "the run goes on from step %s, not %s: the earlier job was killed before it wrote the"
+        " metrics of the steps between",
+        before,
+        newest,
+    )
+    return before
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:

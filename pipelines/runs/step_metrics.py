@@ -61,6 +61,17 @@ def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
     return _read(run_folder, MetricsLine)
 
 
+def last_logged_step(run_folder: Location) -> int:
+    """Return the step of the last metrics line; 0 without one."""
+    return max((line["step"] for line in _read(run_folder, _Step)), default=0)
+
+
+def is_logged(step: int, last_line: int, log_every: int) -> bool:
+    """Return whether the steps before a checkpoint are in a log up to ``last_line``."""
+    # Lines come at multiples of `log_every`; the steps after the last multiple have none yet.
+    return last_line >= step // log_every * log_every
+
+
 def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
     return records.read_lines(RunFolder(run_folder).step_metrics, kind, torn=True)
 
@@ -117,11 +128,9 @@ class MetricsLog:
         self._lines.flush()
 
     def _warn_of_gap(self) -> None:
-        """Warn if a killed job's last lines never reached the store."""
-        first, every = self._run.first_step, self._run.config.training.log_every
-        last = max((line["step"] for line in _read(self._run.run_folder, _Step)), default=0)
-        # Lines come at multiples of `log_every`; the steps after the last multiple have none yet.
-        if last < first // every * every:
+        """Warn if a killed job's last lines were never written."""
+        first, last = self._run.first_step, last_logged_step(self._run.run_folder)
+        if not is_logged(first, last, self._run.config.training.log_every):
             logger.warning(
                 "metrics.jsonl lacks steps %d to %d: the earlier job was killed before it wrote"
                 " their lines",

@@ -108,6 +108,23 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     assert storage.read_json(run / "metrics.json")["model"]["value"] == 1000.0
 
 
+def test_a_driver_killed_before_it_wrote_the_last_lines_leaves_no_gap_in_them(
+    prepared, tmp_path, caplog
+):
+    config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=6)
+    config = config.changed("training", log_every=1, checkpoint_every=3)
+    config = config.changed("run", folder=str(tmp_path / "run"))
+    pipelines.train(config)
+    lines, trained = tmp_path / "run" / "metrics.jsonl", load_checkpoint(tmp_path / "run", 6)
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:4]))
+    pipelines.train(config.changed("training", resume=True))
+    steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert "the run goes on from step 3, not 6" in caplog.text
+    for name, value in load_checkpoint(tmp_path / "run", 6).weights.items():
+        np.testing.assert_array_equal(value, trained.weights[name], err_msg=name)
+
+
 def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared, config, tmp_path):
     with pytest.raises(InputError, match=r"^training\.keep_best: `sts\.ndcg@10` is not measured"):
         pipelines.train(config.changed("training", keep_best="sts.ndcg@10"))

@@ -11,13 +11,20 @@ from types import SimpleNamespace
 import pytest
 from forks import forks
 from planned_runs import make_run
+from steppers import SPEC
 
 from pipelines.errors import InputError
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
-from pipelines.runs.checkpoint import checkpoint_steps
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import Checkpoint, checkpoint_steps, save_checkpoint
 from pipelines.runs.model_choice import WHOLE
-from pipelines.runs.opening import check_run_folder, open_run_folder, tell_if_finished
+from pipelines.runs.opening import (
+    check_run_folder,
+    open_run_folder,
+    resumed_step,
+    tell_if_finished,
+)
 from pipelines.runs.step_metrics import MetricsLog
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -86,6 +93,35 @@ def test_a_store_has_the_lines_before_a_checkpoint(tmp_path, caplog):
             "metrics.jsonl lacks steps 5 to 6: the earlier job was killed before it wrote"
             " their lines"
         ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "lines", "log_every", "step"),
+    [
+        ((0, 20, 40), range(1, 41), 1, 40),
+        # The driver was killed beside a worker that had just written the checkpoint.
+        ((0, 20, 40), range(1, 37), 1, 20),
+        ((0, 20), (), 1, 0),
+        # The checkpoint before it has gone, or misses lines too: the log was lost otherwise.
+        ((40,), range(1, 37), 1, 40),
+        ((0, 20, 40), (), 1, 40),
+        # The next line is due after the checkpoint.
+        ((0, 20, 40), (16, 32), 16, 40),
+        ((0, 20, 40), (16,), 16, 20),
+    ],
+)
+def test_a_resumed_run_repeats_steps_whose_lines_were_never_written(
+    tmp_path, caplog, kept, lines, log_every, step
+):
+    weights = random_weights(SPEC, 3)
+    for checkpoint in kept:
+        save_checkpoint(tmp_path, Checkpoint(checkpoint, SPEC, weights, {}), 9)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {line}}}\n' for line in lines))
+    assert resumed_step(tmp_path, log_every) == step
+    goes_back = step != kept[-1]
+    assert len(caplog.messages) == goes_back
+    assert (f"goes on from step {step}, not {kept[-1]}" in caplog.text) == goes_back
 
 
 def config_of(folder: Path, **run) -> Config:
