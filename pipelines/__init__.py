@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipelines.jobs.ask import ask
     from pipelines.jobs.embed import embed
     from pipelines.jobs.evaluate import evaluate
     from pipelines.jobs.export import export
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Config",
+    "ask",
     "embed",
     "embed_column",
     "evaluate",

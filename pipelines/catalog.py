@@ -113,6 +113,7 @@ COMMANDS = Registry(
         "run": "pipelines.jobs.run:command",
         "embed": "pipelines.jobs.embed:command",
         "publish": "pipelines.jobs.publish:command",
+        "ask": "pipelines.jobs.ask:command",
         "mine": "pipelines.jobs.mine:command",
         "search": "pipelines.jobs.search:command",
         "export": "pipelines.jobs.export:command",
@@ -308,6 +309,17 @@ SEARCHES = Registry(
         "index": "pipelines.vectors.negatives:INDEX",
     },
 )
+
+GENERATORS = Registry(
+    kind="generator",
+    key="questions.generator",
+    group="sentence_pipelines.generators",
+    entries={
+        "endpoint": "pipelines.questions.generator:ENDPOINT",
+        "transformers": "pipelines.questions.generator:TRANSFORMERS",
+    },
+)
+"""Language models that write questions."""
 
 STORES = Registry(
     kind="store",

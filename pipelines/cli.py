@@ -240,6 +240,16 @@ def publish(
 
 
 @_command(outcome=True)
+def ask(
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Ask about a few documents, price the job, write nothing."),
+    ] = False,
+) -> None:
+    """Let a language model write questions about documents, for training; filter them."""
+
+
+@_command(outcome=True)
 def mine() -> None:
     """Add hard negatives to pairs, from the documents nearest to each anchor."""
 

@@ -19,6 +19,7 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
     "run": _RESUMING,
     "embed": (),
     "publish": (),
+    "ask": (),
     "mine": (),
 }
 """Commands that can continue, and the arguments that they need for it."""

@@ -32,6 +32,7 @@ EXTRAS: Mapping[str, str] = {
     "onnx_ir": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
+    "openai": "questions",
     "opensearchpy": "opensearch",
     "openvino": "openvino",
     "pandas": "jobs",

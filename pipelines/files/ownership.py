@@ -156,6 +156,15 @@ NEGATIVES = Kind(
 )
 """A table of pairs with mined negatives."""
 
+QUESTIONS = Kind(
+    files=(
+        *("part-*.parquet", "_asking.json", "_manifest.json", "_answers/part-*.parquet"),
+        *("_answers/_attempts/**", "_work/**", "_attempts/**"),
+    ),
+    marks={"_asking.json": ("inputs", "replies")},
+)
+"""A table of questions about documents."""
+
 VERSION = Kind(
     files=(*MODEL, "promotion.json", "observations.parquet"),
     marks={"promotion.json": ("run", "replaces")},

@@ -35,6 +35,7 @@ from pipelines.settings.preparing import (
 )
 from pipelines.settings.promotion import PromotionSettings
 from pipelines.settings.publishing import PublishSettings
+from pipelines.settings.questions import QuestionSettings
 from pipelines.settings.recipes import with_recipe
 from pipelines.settings.running import CardSettings, RunSettings, TrackingSettings
 from pipelines.settings.spark import (
@@ -60,6 +61,7 @@ __all__ = [
     "PreparedSettings",
     "PromotionSettings",
     "PublishSettings",
+    "QuestionSettings",
     "RunSettings",
     "Settings",
     "SparkSettings",
@@ -90,6 +92,7 @@ class Config(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    questions: QuestionSettings = QuestionSettings()
     mining: MiningSettings = MiningSettings()
     publish: PublishSettings = PublishSettings()
     promotion: PromotionSettings = PromotionSettings()

@@ -47,7 +47,7 @@ class SparkSettings(Settings):
         return SparkSettings.model_validate({**fields, **conf})
 
 
-StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
+StageName = Literal["prepare", "train", "evaluate", "embed", "ask", "mine"]
 PREFIX = "spark."
 
 
@@ -81,6 +81,8 @@ class StageSettings(Settings):
     """Spark conf of `evaluate`."""
     embed: _Conf = Field(default_factory=dict)
     """Spark conf of `embed`."""
+    ask: _Conf = Field(default_factory=dict)
+    """Spark conf of `ask`."""
     mine: _Conf = Field(default_factory=dict)
     """Spark conf of `mine`."""
 

@@ -395,7 +395,7 @@ def make_vectors(
     )
     dealt = tasks(missing, default_parallelism(session))
     rows = {part.name: part.rows for part in parts}
-    return make_parts(session, "embedding", folder, rows, dealt, make)
+    return sum(make_parts(session, "embedding", folder, rows, dealt, make))
 
 
 def finish(

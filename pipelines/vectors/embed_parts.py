@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +14,7 @@ from pipelines.files.locations import Location, as_local
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, KeptVectors, embed_batches
 from pipelines.vectors.parts import RowRange, read_part, write_part
 from pipelines.vectors.row_deletion import DeletedRows
-from pipelines.vectors.table_job import ATTEMPTS, KEPT
-
-SIGN_SECONDS = 30.0
-"""Interval of the signs of life of a part on its way to a store."""
+from pipelines.vectors.table_job import ATTEMPTS, KEPT, life_signs
 
 
 def embed_parts(
@@ -78,11 +74,7 @@ def _is_copied(part: RowRange, target: Location, attempts: Location) -> bool:
 
 def _with_signs(batches: Iterator[pa.RecordBatch], sign: Location) -> Iterator[pa.RecordBatch]:
     """Yield the same batches; change a file now and then, as nobody else sees the part grow."""
-    storage.write_text(sign, "0")
-    signed_at, rows = time.monotonic(), 0
+    get_on = life_signs(sign)
     for batch in batches:
-        rows += batch.num_rows
-        if time.monotonic() - signed_at > SIGN_SECONDS:
-            storage.write_text(sign, str(rows))
-            signed_at = time.monotonic()
+        get_on()
         yield batch

@@ -40,8 +40,8 @@ from pipelines.vectors.mining_inputs import (
     INPUTS,
     MORE_DOCUMENTS,
     check_sources,
-    damage_told,
     has_groups,
+    mining_sources,
     read_documents,
     read_pairs,
     stamps,
@@ -50,6 +50,7 @@ from pipelines.vectors.mining_parts import PartFigures, Texts, Work, mine_parts
 from pipelines.vectors.mining_texts import ANCHORS, DOCUMENTS, PAIRS, Staged, stage
 from pipelines.vectors.parts import RowRange, in_threads
 from pipelines.vectors.plan import options_for
+from pipelines.vectors.sources import damage_told
 from pipelines.vectors.store import VectorFile, VectorTable
 from pipelines.vectors.table_job import (
     ATTEMPTS,
@@ -385,7 +386,7 @@ class _Making:
         storage.discard_folder(self.work)
 
         def act() -> Staged:
-            with damage_told(self.session, config):
+            with damage_told(self.session, config, mining_sources(config)):
                 return stage(
                     read_pairs(self.session, config, rows, output),
                     read_documents(self.session, config, rows, output),
@@ -422,7 +423,7 @@ class _Making:
         # Pairs may be left out, so the number of rows in a file is unknown.
         tasks = [[name] for name in missing_parts(self.folder, dict.fromkeys(rows))]
         make = partial(mine_parts, work=work)
-        return make_parts(self.session, "mining", self.folder, rows, tasks, make)
+        return sum(make_parts(self.session, "mining", self.folder, rows, tasks, make))
 
     def _summary(
         self, staged: Staged, total: PartFigures, searched: int, embedded: int, seconds: float

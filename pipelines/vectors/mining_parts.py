@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -17,12 +16,12 @@ from pipelines.catalog import SEARCHES
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import MiningSettings
-from pipelines.vectors.embed_parts import SIGN_SECONDS
-from pipelines.vectors.mining_texts import PLACE_BITS, Anchors
+from pipelines.vectors.mining_texts import Anchors, positions_of
 from pipelines.vectors.nearest import SCORE_DECIMALS
-from pipelines.vectors.negatives import NONE, GetOn, Negatives, Selection, choose, fill, wanted
+from pipelines.vectors.negatives import NONE, Negatives, Selection, choose, fill, wanted
 from pipelines.vectors.parts import read_rows
 from pipelines.vectors.store import VectorTable, on_this_machine, rows_at, vectors_at
+from pipelines.vectors.table_job import life_signs
 
 GROUPS = "groups"
 """Column of documents with the 64-bit ids of their groups."""
@@ -118,7 +117,7 @@ def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
     settings, documents, anchors = work.settings, work.texts.documents, found.anchors
     selection = Selection(anchors, settings, wanted(settings))
     search = SEARCHES.load(settings.search)
-    search.find(selection, table if search.in_place else documents, _signs(sign))
+    search.find(selection, table if search.in_place else documents, life_signs(sign))
     negatives = mined = choose(selection.result(), anchors, settings)
     if settings.fill == "random":
         negatives = _scored(fill(mined, anchors, settings), anchors, documents)
@@ -143,19 +142,6 @@ def _make(name: str, work: Work, table: VectorTable, sign: Location) -> int:
         pq.write_table(stored, path, compression="zstd", write_page_checksum=True)
     sign.unlink(missing_ok=True)
     return found.read
-
-
-def _signs(sign: Location) -> GetOn:
-    """Return a callback to grow a file now and then, as a sign of progress for the driver."""
-    signed_at, count = time.monotonic(), 0
-
-    def get_on() -> None:
-        nonlocal signed_at, count
-        if time.monotonic() - signed_at > SIGN_SECONDS:
-            signed_at, count = time.monotonic(), count + 1
-            storage.write_text(sign, "." * count)
-
-    return get_on
 
 
 def _scored(negatives: Negatives, anchors: Anchors, documents: VectorTable) -> Negatives:
@@ -184,9 +170,9 @@ def read_pairs(file: Location, texts: Texts) -> Pairs:
     """Read the pairs of a part, sorted by anchor and positive, with places in ``texts``."""
     with pq.ParquetFile(arrow_source(file)) as opened:
         rows = opened.read(use_threads=False)
-    own_documents = _positions(texts.documents, rows["own_at"])
-    anchor_places = _positions(texts.anchors, rows["anchor_at"])
-    positives = _positions(texts.documents, rows["positive_at"])
+    own_documents = positions_of(texts.documents, rows["own_at"])
+    anchor_places = positions_of(texts.anchors, rows["anchor_at"])
+    positives = positions_of(texts.documents, rows["positive_at"])
     # No position is -2, so the first row always begins an anchor.
     places = np.stack([own_documents, anchor_places])
     is_new_anchor = np.diff(places, axis=1, prepend=-2).any(axis=0)
@@ -210,20 +196,6 @@ def read_pairs(file: Location, texts: Texts) -> Pairs:
         group_documents=group_documents,
     )
     return Pairs(rows.take(pa.array(kept)), anchors, rows.num_rows)
-
-
-def _positions(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray:
-    """Return the positions in a table of the places of rows; -1 for a null."""
-    found = np.full(len(places), -1, np.int64)
-    if table is None:
-        return found
-    present = places.is_valid().to_numpy()
-    known = places.drop_null().to_numpy()
-    buckets = {int(file.path.stem.rpartition("-")[2]): file.first for file in table.files}
-    firsts = np.zeros(max(buckets) + 1, np.int64)
-    firsts[list(buckets)] = list(buckets.values())
-    found[present] = firsts[known >> PLACE_BITS] + (known & (2**PLACE_BITS - 1))
-    return found
 
 
 def _vectors_of_anchors(

@@ -23,8 +23,10 @@ from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.spark.frames import read_parquet, shuffle_partitions
-from pipelines.vectors.mining_inputs import INPUTS, has_text
+from pipelines.vectors.mining_inputs import INPUTS
 from pipelines.vectors.parts import runs_of
+from pipelines.vectors.sources import has_text
+from pipelines.vectors.store import VectorTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -293,3 +295,17 @@ def _write_buckets(
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=file_schema))
                 rows += run.num_rows
         yield pa.RecordBatch.from_pydict({_BUCKET: [bucket], "rows": [rows]})
+
+
+def positions_of(table: VectorTable | None, places: pa.ChunkedArray) -> np.ndarray:
+    """Return the positions in a table of the places of rows; -1 for a null."""
+    found = np.full(len(places), -1, np.int64)
+    if table is None:
+        return found
+    present = places.is_valid().to_numpy()
+    known = places.drop_null().to_numpy()
+    buckets = {int(file.path.stem.rpartition("-")[2]): file.first for file in table.files}
+    firsts = np.zeros(max(buckets) + 1, np.int64)
+    firsts[list(buckets)] = list(buckets.values())
+    found[present] = firsts[known >> PLACE_BITS] + (known & (2**PLACE_BITS - 1))
+    return found

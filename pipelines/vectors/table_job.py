@@ -45,6 +45,8 @@ INDEX_FOLDER = "_index"
 SECONDS_BETWEEN = 1.0
 SECONDS_BETWEEN_LISTINGS = 10.0
 """Pause between listings of a folder in a store: they are billed."""
+SIGN_SECONDS = 30.0
+"""Interval of the signs of life of a part that nobody sees grow."""
 KEPT_SO_FAR = "; finished parts are kept, and the same command makes the others"
 
 Item = TypeVar("Item")
@@ -95,9 +97,9 @@ def make_parts(
     folder: Location,
     rows: Mapping[str, int],
     tasks: Sequence[Sequence[Item]],
-    make: Callable[..., Iterator[int]],
-) -> int:
-    """Have executors make files of a table; return the sum of their yields.
+    make: Callable[..., Iterator[Value]],
+) -> list[Value]:
+    """Have executors make files of a table; return what they yield.
 
     Each part becomes `<name>.parquet` in ``folder``. ``rows`` of all parts, by name, are the unit
     of progress; ``tasks`` group the parts to make. ``make`` gets as `attempts` a temporary folder
@@ -107,7 +109,7 @@ def make_parts(
         PipelineError: See :func:`run_job`, or another job took this one for dead.
     """
     if not tasks:
-        return 0
+        return []
     storage.discard_folder(folder / ATTEMPTS)
     # A fresh name: tasks of a killed job may still write into its folder.
     attempts = folder / ATTEMPTS / uuid.uuid4().hex
@@ -115,14 +117,14 @@ def make_parts(
     work = partial(_work_on_tasks, make=partial(make, attempts=attempts))
     act = partial(collect_from_tasks, session, tasks, work)
     with PartsProgress(folder, rows, name):
-        return sum(run_job(session, name, act, _signs(attempts), KEPT_SO_FAR))
+        return run_job(session, name, act, _signs(attempts), KEPT_SO_FAR)
 
 
 def _work_on_tasks(
-    tasks: Iterator[Sequence[Item]], *, make: Callable[..., Iterator[int]]
-) -> Iterator[int]:
+    tasks: Iterator[Sequence[Item]], *, make: Callable[..., Iterator[Value]]
+) -> Iterator[Value]:
     """Make the parts of tasks. Runs on an executor."""
-    return (count for parts in tasks for count in make(parts))
+    return (made for parts in tasks for made in make(parts))
 
 
 def run_job(
@@ -154,6 +156,19 @@ def _signs(attempts: Location) -> Callable[[], object]:
         return running_tasks(), storage.signs_of_life(attempts)
 
     return state
+
+
+def life_signs(sign: Location) -> Callable[[], None]:
+    """Return a callback to grow a file now and then, as a sign of progress. Runs on an executor."""
+    signed_at, count = time.monotonic(), 0
+
+    def get_on() -> None:
+        nonlocal signed_at, count
+        if time.monotonic() - signed_at > SIGN_SECONDS:
+            signed_at, count = time.monotonic(), count + 1
+            storage.write_text(sign, "." * count)
+
+    return get_on
 
 
 class PartsProgress:

@@ -1,0 +1,627 @@
+"""The job `ask`: documents in, pairs of a question and its document out.
+
+Spark first collects the distinct documents, and the answers that an earlier table has for them
+(:mod:`pipelines.questions.documents`). Executors then ask a language model about the others, part
+by part (:mod:`pipelines.questions.answers`). The replies are parsed and filtered
+(:mod:`pipelines.questions.filtering`).
+
+`_asking.json` names the sources of a table, and is the first file in its folder. `_answers` holds
+the replies as they came, so that other filters need no further request. `_work` holds documents,
+vectors and questions until the table is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pipelines.catalog import GENERATORS
+from pipelines.corpus.cleaning.rules import is_installed as knows_languages
+from pipelines.errors import InputError
+from pipelines.files import records, storage, versions
+from pipelines.files.begun import beginning, begun_folders, check_places, discard_begun, take_place
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, listed, location
+from pipelines.files.ownership import QUESTIONS as QUESTION_TABLE
+from pipelines.libraries import check_installed
+from pipelines.progress import WorkProgress, activity
+from pipelines.questions.answers import AnswerFigures, AskingWork, Failure, ask_parts
+from pipelines.questions.documents import (
+    DOCUMENTS,
+    INPUTS,
+    KNOWN,
+    Staged,
+    documents_source,
+    stage_documents,
+)
+from pipelines.questions.filtering import (
+    QUESTIONS,
+    QuestionFigures,
+    RoundTrip,
+    write_pairs,
+    write_questions,
+)
+from pipelines.questions.filters import REASONS, Filters
+from pipelines.questions.generator import GeneratorKind, GeneratorOptions
+from pipelines.questions.prompts import Asking
+from pipelines.settings import Config, QuestionSettings
+from pipelines.settings.redaction import without_password
+from pipelines.spark.capacity import default_parallelism, task_threads
+from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import slices
+from pipelines.tokens.start import read_prompts
+from pipelines.vectors.column import options_in
+from pipelines.vectors.embed import make_vectors, precision_of
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, refuse_int8
+from pipelines.vectors.mining_texts import part_name
+from pipelines.vectors.parts import RowRange, in_threads, open_parquet
+from pipelines.vectors.plan import options_for
+from pipelines.vectors.sources import check_source, source_stamp
+from pipelines.vectors.store import VectorFile, VectorTable
+from pipelines.vectors.table_job import (
+    ATTEMPTS,
+    MANIFEST_FILE,
+    make_parts,
+    missing_parts,
+    run_job,
+    working_on,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+PLAN_FILE = "_asking.json"
+ANSWERS = "_answers"
+WORK = "_work"
+VECTORS = "vectors"
+OUTPUT = "questions.output"
+MODEL = "questions.model"
+ADDRESS = "questions.address"
+GENERATOR = "questions.generator"
+ROUND_TRIP = "questions.round_trip_model"
+FORM = 1
+"""Version of the files: a release does not continue from another version."""
+
+_TASK_TOKENS = 100_000
+"""Least share of a budget: a task exceeds its share by a few requests."""
+
+_FORM_KEY = "form"
+_OF_REPLIES = ("generator", "model", "max_tokens", "temperature")
+_OF_FILTERS = (
+    *("min_characters", "max_characters", "meta_phrases", "title_overlap", "copied_words"),
+    *("same_language", "round_trip", "per_prompt", "language"),
+)
+_COLUMNS = {
+    DOCUMENTS: Columns(text="text", vector="vector"),
+    QUESTIONS: Columns(text="asked", vector="vector"),
+}
+
+
+@dataclass(frozen=True)
+class AskingSummary:
+    """The result of a job.
+
+    Attributes:
+        folder: The table; in a store, its current version.
+        read: Rows of the input.
+        without_text: Rows of the input without a text.
+        documents: Distinct texts.
+        asked_documents: Documents with an answer to each prompt, or a failed request.
+        requests: Requests of this table's update; ``known`` replies are those of an earlier one.
+        problems: Requests without a reply, by their problem.
+        questions: Questions in the replies.
+        dropped: Questions dropped by filters, by reason.
+        rows: Questions kept.
+        prompt_tokens: Tokens of the update's prompts; ``reply_tokens`` likewise.
+        cost: Their price; None without prices.
+        seconds: Time of asking, in this run.
+    """
+
+    folder: str
+    read: int
+    without_text: int
+    documents: int
+    asked_documents: int
+    requests: int
+    known: int
+    problems: Mapping[str, int]
+    questions: int
+    dropped: Mapping[str, int]
+    rows: int
+    prompt_tokens: int
+    reply_tokens: int
+    cost: float | None
+    seconds: float
+
+    @classmethod
+    def read_again(cls, folder: Location) -> AskingSummary:
+        """Return the result of a finished table, for a run without any work."""
+        nothing = dict.fromkeys(("requests", "prompt_tokens", "reply_tokens", "seconds"), 0)
+        again = {"folder": str(folder), **nothing, "cost": None}
+        return records.built(
+            folder / MANIFEST_FILE, lambda known: cls(**{**known["figures"], **again})
+        )
+
+    @property
+    def kept_share(self) -> float:
+        """The portion of questions that passed the filters: the first figure of their quality."""
+        return self.rows / self.questions if self.questions else 0.0
+
+    def lines(self) -> list[str]:
+        """Return the lines to print at the end."""
+        lines = [
+            f"{self.documents:,} documents ({self.read:,} rows, {self.without_text:,} without text)"
+        ]
+        asked = f"{self.requests:,} requests, {self.known:,} replies known before"
+        if self.problems:
+            asked += ", without a reply: " + _counted(self.problems, self.problems)
+        lines.append(asked)
+        if self.requests:
+            tokens = self.prompt_tokens + self.reply_tokens
+            spent = f"{tokens:,} tokens ({self.reply_tokens:,} of replies)"
+            if self.cost is not None:
+                spent += f", cost {self.cost:,.4g}"
+            lines.append(f"{spent}; {self._per_thousand()}")
+        if self.asked_documents < self.documents:
+            left = self.documents - self.asked_documents
+            lines.append(
+                f"{left:,} documents were not asked about: questions.token_budget is used up. "
+                "The same command goes on"
+            )
+        lines.append(f"{self.rows:,} of {self.questions:,} questions kept ({self.kept_share:.1%})")
+        if dropped := _counted(self.dropped, REASONS):
+            lines.append(f"dropped: {dropped}")
+        return lines
+
+    def _per_thousand(self) -> str:
+        """Return the tokens and the cost of 1,000 requests."""
+        tokens = (self.prompt_tokens + self.reply_tokens) / self.requests
+        cost = "" if self.cost is None else f" and {1000 * self.cost / self.requests:,.4g}"
+        return f"1,000 requests cost {1000 * tokens:,.0f} tokens{cost}"
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} of {self.questions:,} questions kept"
+
+
+def _counted(counts: Mapping[str, int], order: Any) -> str:
+    return ", ".join(f"{counts[name]:,} {name}" for name in order if counts.get(name))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a table: the settings behind it, written at its beginning.
+
+    ``inputs`` stands for the documents, ``replies`` for the settings behind an answer, ``filters``
+    for those behind the choice of questions.
+    """
+
+    inputs: Mapping[str, Any]
+    replies: Mapping[str, Any]
+    filters: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Location) -> Plan | None:
+        """Return the plan in a folder, if there is one."""
+        path = folder / PLAN_FILE
+        known: Plan | None = records.read(path, Plan) if path.is_file() else None
+        return known
+
+    def write(self, folder: Location) -> None:
+        """Write the plan into the folder of its table."""
+        storage.write_json(folder / PLAN_FILE, asdict(self))
+
+    def differing_reply(self, other: Plan) -> str | None:
+        """Return the first setting behind the answers with another value in the other table."""
+        return next(
+            (key for key in self.replies if self.replies[key] != other.replies.get(key)), None
+        )
+
+
+@dataclass(frozen=True)
+class AskingJob:
+    """A job of the section ``questions``, with the present state of its inputs and prompts."""
+
+    config: Config
+    asking: Asking
+    trip: EmbeddingOptions | None
+    plan: Plan
+
+    @classmethod
+    def of(cls, config: Config) -> AskingJob:
+        """Check all that can be checked without Spark and without a request.
+
+        Raises:
+            InputError: Model, inputs, prompts or settings cannot be used, or see :meth:`is_done`.
+        """
+        settings = config.questions
+        _check_generator(config)
+        asking = Asking.of(settings, config.storage)
+        source = documents_source(config)
+        stamp = source_stamp(source, config)
+        check_source(source, config)
+        trip = None
+        if settings.round_trip is not None:
+            refuse_int8(config.embedding.precision, "ask")
+            try:
+                trip = options_for(config, settings.round_trip_model)
+            except InputError as error:
+                if error.key != "embedding.model":
+                    raise
+                raise InputError(ROUND_TRIP, error.problem, error.remedy) from None
+        asked = settings.model_dump(mode="json")
+        columns = ("format", "text_column", "title_column", "key_column")
+        plan = Plan(
+            inputs={
+                _FORM_KEY: FORM,
+                INPUTS: stamp,
+                **{f"questions.{name}": asked[name] for name in columns},
+                "questions.part_documents": asked["part_documents"],
+            },
+            replies={
+                **{f"questions.{name}": asked[name] for name in _OF_REPLIES},
+                "questions.prompts": asking.digest,
+            },
+            filters={
+                **{f"questions.{name}": asked[name] for name in _OF_FILTERS},
+                ROUND_TRIP: None if trip is None else trip.model_sha256,
+            },
+        )
+        job = cls(config, asking, trip, plan)
+        job.is_done()
+        return job
+
+    @property
+    def settings(self) -> QuestionSettings:
+        """The section ``questions``."""
+        return self.config.questions
+
+    @property
+    def folder(self) -> Location:
+        """The place of the table."""
+        return location(self.settings.output, self.config.storage).expanduser().absolute()
+
+    def is_done(self) -> bool:
+        """Return whether this table exists already, with all documents asked about.
+
+        Raises:
+            InputError: The folder holds foreign files, or answers of another model or prompt,
+                without ``questions.overwrite``.
+        """
+        check_places(OUTPUT, self.folder, QUESTION_TABLE)
+        current = versions.current(self.folder)
+        known = Plan.read(current)
+        if known is None or self.settings.overwrite:
+            return False
+        again = "Set questions.overwrite=true to ask again, or name another questions.output"
+        if known.inputs.get(_FORM_KEY) != FORM:
+            raise InputError(OUTPUT, f"{self.folder} was made by another release", again)
+        if differing := self.plan.differing_reply(known):
+            problem = f"the answers in {self.folder} were made with another value of this setting"
+            raise InputError(differing, problem, again)
+        if known != self.plan or self.plan.inputs[INPUTS][1] is None:
+            return False
+        summary = AskingSummary.read_again(current)
+        return summary.asked_documents == summary.documents
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep other jobs from the folder; see :func:`~pipelines.vectors.table_job.working_on`."""
+        with working_on(OUTPUT, self.folder, "ask"):
+            yield
+
+    def run(self, session: SparkSession) -> AskingSummary:
+        """Ask about the documents without an answer; the caller holds the lock of the folder.
+
+        Raises:
+            InputError: See :meth:`is_done`, or the model cannot be used.
+            PipelineError: Spark's job failed or stood still; finished parts are kept.
+        """
+        if self.is_done():
+            summary = AskingSummary.read_again(versions.current(self.folder))
+            logger.info("questions: nothing to ask: all %s documents are done", summary.documents)
+            return summary
+        begun = self._begun()
+        if (begun / MANIFEST_FILE).is_file():
+            # The earlier job was killed just before its finished table took its place.
+            summary = AskingSummary.read_again(begun)
+        else:
+            summary = _Making(session, self, begun).made()
+            for line in summary.lines():
+                logger.info("questions: %s", line)
+        for name in (WORK, ATTEMPTS, f"{ANSWERS}/{ATTEMPTS}"):
+            storage.discard_folder(begun / name)
+        take_place(begun, self.folder)
+        return replace(summary, folder=str(versions.current(self.folder)))
+
+    def _begun(self) -> Location:
+        """Return the folder of the table to make: a begun one with the same answers, or a new."""
+        for place in begun_folders(self.folder):
+            known = Plan.read(place)
+            if known is None or (known.inputs, known.replies) != (
+                self.plan.inputs,
+                self.plan.replies,
+            ):
+                continue
+            # The answers stay; only the choice of questions depends on these settings.
+            if known.filters != self.plan.filters:
+                (place / MANIFEST_FILE).unlink(missing_ok=True)
+                for file in listed(place, "part-*.parquet"):
+                    file.unlink()
+                storage.discard_folder(place / WORK / QUESTIONS)
+                storage.discard_folder(place / WORK / VECTORS)
+                self.plan.write(place)
+            logger.info("questions: resuming the table in %s", place)
+            return place
+        discard_begun(self.folder)
+        with beginning(self.folder) as begun:
+            self.plan.write(begun.aside)
+        return begun.folder
+
+    def known_answers(self) -> Location | None:
+        """Return the folder of an earlier table's answers, unless they are to be made again."""
+        current = versions.current(self.folder)
+        known = Plan.read(current)
+        if known is None or self.plan.differing_reply(known) is not None:
+            return None
+        return current / ANSWERS
+
+    def options(self, session: SparkSession, tasks: int) -> GeneratorOptions:
+        """Return what opens the model in each of some tasks."""
+        settings, kind = self.settings, _kind(self.settings)
+        assert settings.model is not None, "checked with the settings"
+        named: str | Location = settings.model
+        if not kind.is_remote:
+            named = versions.current(location(settings.model, self.config.storage).absolute())
+        return GeneratorOptions(
+            model=named,
+            address=settings.address,
+            secret=os.environ.get(settings.key_variable) or None if kind.is_remote else None,
+            requests=max(1, settings.requests // tasks),
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            timeout=settings.timeout_seconds,
+            retries=settings.retries,
+            threads=task_threads(session),
+        )
+
+
+def _kind(settings: QuestionSettings) -> GeneratorKind:
+    kind: GeneratorKind = GENERATORS.load(settings.generator)
+    return kind
+
+
+def _check_generator(config: Config) -> None:
+    """Refuse a generator without its library, model or address."""
+    settings, kind = config.questions, _kind(config.questions)
+    check_installed(GENERATOR, kind.library)
+    if settings.model is None:
+        named = "the model at the endpoint" if kind.is_remote else "a folder of a language model"
+        raise InputError(MODEL, "it is empty", f"Name {named}")
+    if kind.is_remote:
+        address = settings.address or ""
+        if not address.startswith(("http://", "https://")):
+            problem = f"`{without_password(address)}` is no URL" if address else "it is empty"
+            raise InputError(ADDRESS, problem, "Write http://HOST:PORT/v1")
+        return
+    if settings.address is not None:
+        problem = f"`generator: {settings.generator}` asks no server"
+        raise InputError(ADDRESS, problem, "Leave it out, or set questions.generator to endpoint")
+    folder = location(settings.model, config.storage).absolute()
+    if not folder.is_dir():
+        raise InputError(MODEL, f"there is no folder {folder}", "Name a folder of a language model")
+
+
+@dataclass(frozen=True)
+class _Making:
+    """A table in the making; ``folder`` holds it until it takes its place."""
+
+    session: SparkSession
+    job: AskingJob
+    folder: Location
+
+    @property
+    def settings(self) -> QuestionSettings:
+        """The section ``questions``."""
+        return self.job.settings
+
+    @property
+    def work(self) -> Location:
+        """The temporary folder, removed when the table is whole."""
+        return self.folder / WORK
+
+    def made(self) -> AskingSummary:
+        """Make the missing parts of the table, and its manifest."""
+        with activity("questions", "bringing documents together", running_tasks):
+            staged = Staged.read_from(self.work) or self._stage()
+        began = time.monotonic()
+        answered = self._ask(staged)
+        seconds = round(time.monotonic() - began, 2)
+        figures = self._filter(staged, answered)
+        summary = self._summary(staged, answered, figures, seconds)
+        manifest = {
+            "rows": summary.rows,
+            "model": self.settings.model,
+            "kept_share": round(summary.kept_share, 4),
+            "figures": {name: value for name, value in asdict(summary).items() if name != "folder"},
+        }
+        storage.write_json(self.folder / MANIFEST_FILE, manifest)
+        return summary
+
+    def _stage(self) -> Staged:
+        """Collect the documents, and the answers known for them."""
+        job = self.job
+        stage = partial(
+            stage_documents, self.session, job.config, self.work, job.folder, job.known_answers()
+        )
+        return run_job(self.session, "questions: bringing documents together", stage)
+
+    def _ask(self, staged: Staged) -> AnswerFigures:
+        """Make the missing files of answers, within the budget; return the sums of all."""
+        folder, budget = self.folder / ANSWERS, self.settings.token_budget
+        parts = staged.parts(self.work / DOCUMENTS, self.settings.part_documents)
+        rows = {part.name: part.rows for part in parts}
+        # Requests without a reply leave a row too, but not documents beyond the budget.
+        names = {*missing_parts(folder, dict.fromkeys(rows))}
+        missing = [part for part in parts if part.name in names]
+        before = self._answered(parts, names)
+        if missing:
+            left = math.inf if budget is None else max(0.0, float(budget - before.tokens))
+            tasks = slices(missing, self._most_tasks(left))
+            with open_parquet(missing[0].path) as file:
+                key_type = file.schema_arrow.field("key").type
+            known = self.work / KNOWN
+            work = AskingWork(
+                generator=self.settings.generator,
+                options=self.job.options(self.session, len(tasks)),
+                asking=self.job.asking,
+                folder=folder,
+                known=known if known.is_dir() else None,
+                key_type=key_type,
+                budget=left / len(tasks),
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            make = partial(ask_parts, work=work)
+            made = make_parts(self.session, "questions", folder, rows, tasks, make)
+            if failed := [one for one in made if isinstance(one, Failure)]:
+                raise failed[0].error()
+        return self._answered(parts, {*missing_parts(folder, dict.fromkeys(rows))})
+
+    def _most_tasks(self, tokens: float) -> int:
+        """Return the most tasks that ask, each within its share of the tokens."""
+        most = default_parallelism(self.session)
+        if _kind(self.settings).is_remote:
+            most = min(most, self.settings.requests)
+        return most if math.isinf(tokens) else max(1, min(most, int(tokens // _TASK_TOKENS)))
+
+    def _answered(self, parts: list[RowRange], missing: set[str]) -> AnswerFigures:
+        """Return the sums of the existing files of answers."""
+        files = (
+            self.folder / ANSWERS / f"{part.name}.parquet"
+            for part in parts
+            if part.name not in missing
+        )
+        return AnswerFigures.total(in_threads(AnswerFigures.read, files))
+
+    def _filter(self, staged: Staged, answered: AnswerFigures) -> QuestionFigures:
+        """Make the files of the table from the answers; return their sums."""
+        replies = answered.asked + answered.known
+        if not replies:
+            return QuestionFigures()
+        with activity("questions", "filtering", running_tasks):
+            written = self._parse(replies)
+            trip = self._round_trip(staged, written) if written else None
+        questions = {part_name(int(bucket)): rows for bucket, rows in written.items()}
+        source = self.work / QUESTIONS if trip is None else self.work / VECTORS / QUESTIONS
+        carried = [
+            name
+            for name, column in (
+                ("title", self.settings.title_column),
+                ("key", self.settings.key_column),
+            )
+            if column is not None
+        ]
+        missing = {*missing_parts(self.folder, dict.fromkeys(questions))}
+        line = "filtering {done}/{total} questions  {text}"
+        with WorkProgress("filtering", sum(questions.values()), 0, line) as progress:
+            done = 0
+            for name, rows in questions.items():
+                if name in missing:
+                    target = self.folder / f"{name}.parquet"
+                    write_pairs(self.session, source / f"{name}.parquet", target, trip, carried)
+                done += rows
+                progress.move(done)
+        files = [self.folder / f"{name}.parquet" for name in questions]
+        return QuestionFigures.total(in_threads(QuestionFigures.read, files))
+
+    def _parse(self, replies: int) -> Mapping[str, int]:
+        """Write the questions of the answers, unless a killed job has; return the rows of files."""
+        folder, mark = self.work / QUESTIONS, self.work / f"{QUESTIONS}.json"
+        if mark.is_file() and folder.is_dir():
+            known: Mapping[str, int] = storage.read_json(mark)
+            return known
+        mark.unlink(missing_ok=True)
+        write = partial(
+            write_questions,
+            self.session,
+            self.folder / ANSWERS,
+            self.work / DOCUMENTS,
+            folder,
+            replies=replies,
+            count=self.settings.per_prompt,
+            filters=Filters(self.settings, knows_languages()),
+        )
+        written = run_job(self.session, "questions: filtering", write)
+        storage.write_json(mark, dict(written))
+        return written
+
+    def _round_trip(self, staged: Staged, written: Mapping[str, int]) -> RoundTrip | None:
+        """Embed documents and questions for the search; None without a round trip."""
+        if self.job.trip is None or self.settings.round_trip is None:
+            return None
+        config = self.job.config
+        options = options_in(self.session, self.job.trip, config.embedding.backend)
+        options = replace(options, precision=precision_of(self.session, options))
+        asking, answering = read_prompts(local_folder(options.model)).sides
+        rows = {part_name(int(bucket)): count for bucket, count in written.items()}
+        self._embed(QUESTIONS, rows, replace(options, prompt_name=asking))
+        documents = self._embed(DOCUMENTS, staged.files, replace(options, prompt_name=answering))
+        return RoundTrip(documents, self.settings.round_trip)
+
+    def _embed(self, name: str, rows: Mapping[str, int], options: EmbeddingOptions) -> VectorTable:
+        """Embed the texts of a folder without a vector, and return their table."""
+        source, folder, columns = self.work / name, self.work / VECTORS / name, _COLUMNS[name]
+        parts = [RowRange(part, source / f"{part}.parquet", 0, rows[part]) for part in rows]
+        names = {*missing_parts(folder, dict(rows))}
+        missing = [part for part in parts if part.name in names]
+        make_vectors(self.session, folder, parts, missing, options, columns)
+        firsts = accumulate(rows.values(), initial=0)
+        files = (
+            VectorFile(folder / f"{part}.parquet", first, count)
+            for (part, count), first in zip(rows.items(), firsts, strict=False)
+        )
+        return VectorTable(
+            folder=folder,
+            files=tuple(files),
+            vector=columns.vector,
+            scale=None,
+            text=columns.text,
+            model=str(options.model),
+            dimensions=options.dimensions,
+        )
+
+    def _summary(
+        self, staged: Staged, answered: AnswerFigures, figures: QuestionFigures, seconds: float
+    ) -> AskingSummary:
+        settings = self.settings
+        cost = None
+        if settings.price_input is not None or settings.price_output is not None:
+            prompts = answered.prompt_tokens * (settings.price_input or 0.0)
+            replies = answered.reply_tokens * (settings.price_output or 0.0)
+            cost = (prompts + replies) / 1e6
+        return AskingSummary(
+            folder=str(self.folder),
+            read=staged.read,
+            without_text=staged.without_text,
+            documents=staged.documents,
+            asked_documents=answered.documents,
+            requests=answered.asked,
+            known=answered.known,
+            problems=answered.problems,
+            questions=figures.parsed,
+            dropped=figures.dropped,
+            rows=figures.kept,
+            prompt_tokens=answered.prompt_tokens,
+            reply_tokens=answered.reply_tokens,
+            cost=cost,
+            seconds=seconds,
+        )

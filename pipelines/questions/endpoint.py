@@ -1,0 +1,175 @@
+"""Replies by a server with OpenAI's API (`chat/completions`), through its client.
+
+Source: https://platform.openai.com/docs/api-reference/chat. The client repeats requests to a busy
+server, with growing pauses or after the server's `Retry-After`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import openai
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.questions.generator import GeneratorOptions, Reply, Request
+from pipelines.settings.redaction import HIDDEN, without_password
+
+ADDRESS = "questions.address"
+MODEL = "questions.model"
+SECRET = "questions.key_variable"
+_AHEAD = 4
+"""Requests waiting or answered out of turn, as a multiple of those at a time."""
+_SHOWN = 200
+_NO_KEY = "none"
+"""The key for servers that need none: the client insists on one."""
+_OF_THE_PROMPT = frozenset({400, 413, 422})
+"""Statuses of a prompt that the server refuses, such as one that is too long."""
+_MOST_REFUSED = 8
+"""Refused prompts without any reply that mean a fault of the settings, not of the prompts."""
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""The limit of a reply; newer models of OpenAI know the second name only."""
+
+
+class Endpoint:
+    """A server with OpenAI's API; see :class:`~pipelines.questions.generator.Generator`."""
+
+    def __init__(self, options: GeneratorOptions) -> None:
+        self._options = options
+        self._client = openai.OpenAI(
+            base_url=options.address,
+            api_key=options.secret or _NO_KEY,
+            timeout=options.timeout,
+            max_retries=options.retries,
+        )
+        self._pool = ThreadPoolExecutor(options.requests, thread_name_prefix="requests")
+        self._failed = threading.Event()
+        self._has_answered = False
+        self._refused = 0
+        self._limit = _LIMITS[0]
+
+    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Send several requests at a time; see the interface."""
+        waiting: deque[Future[Reply]] = deque()
+        try:
+            for request in requests:
+                waiting.append(self._pool.submit(self._reply, request))
+                # A slow reply does not hold up the others, within bounds.
+                if len(waiting) >= _AHEAD * self._options.requests:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the connections, and do not wait for replies."""
+        self._failed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _reply(self, request: Request) -> Reply:
+        if self._failed.is_set():
+            raise PipelineError("an earlier request failed")
+        try:
+            return self._asked(request)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _asked(self, request: Request) -> Reply:
+        for _ in range(self._options.retries + 1):
+            try:
+                found = self._completion(request)
+            except openai.APIStatusError as error:
+                if error.status_code in _OF_THE_PROMPT:
+                    if self._limit == _LIMITS[0] and _LIMITS[1] in str(error):
+                        self._limit = _LIMITS[1]
+                        continue
+                    self._refused += 1
+                    if self._has_answered or self._refused < _MOST_REFUSED:
+                        return Reply(None, 0, 0, f"refused: {self._told(error)}")
+                raise self._refusal(error) from None
+            except openai.APIConnectionError as error:
+                raise self._unreachable(error) from None
+            except ValueError:
+                continue  # Not JSON: a proxy's page, or an answer cut off.
+            reply = _read(found)
+            if reply is not None:
+                self._has_answered = True
+                return reply
+        shown = without_password(str(self._options.address))
+        raise InputError(
+            ADDRESS,
+            f"{shown} answers in another form than OpenAI's",
+            "Name the base URL of the API, most often with /v1 at its end",
+        )
+
+    def _completion(self, request: Request) -> Any:
+        options = self._options
+        return self._client.chat.completions.create(
+            model=str(options.model),
+            messages=[{"role": "user", "content": request.prompt}],
+            seed=request.seed,
+            extra_body={self._limit: options.max_tokens},
+            temperature=openai.omit if options.temperature is None else options.temperature,
+        )
+
+    def _refusal(self, error: openai.APIStatusError) -> PipelineError:
+        """Return the error for a status of the server."""
+        shown, status = without_password(str(self._options.address)), error.status_code
+        told = self._told(error)
+        if status in (401, 403):
+            return InputError(
+                SECRET,
+                f"{shown} refuses the key ({told})",
+                "Set the variable to a valid key of the endpoint",
+            )
+        if status == 404:
+            return InputError(
+                MODEL, f"{shown} does not know `{self._options.model}` ({told})", "Name its model"
+            )
+        if status in _OF_THE_PROMPT:
+            return InputError(
+                MODEL,
+                f"{shown} refuses the request ({told})",
+                "Correct questions.model or its keys",
+            )
+        return PipelineError(
+            f"{shown} failed after {self._options.retries} repetitions ({told}). Lower "
+            "questions.requests, or run the command again later"
+        )
+
+    def _unreachable(self, error: openai.APIConnectionError) -> InputError:
+        shown, reason = without_password(str(self._options.address)), self._told(error)
+        cause = error.__cause__
+        if cause is not None:
+            reason = f"{reason} {self._told(cause)}"
+        return InputError(
+            ADDRESS,
+            f"there is no answer from {shown} ({reason})",
+            "Start the server, correct the address, or raise questions.timeout_seconds",
+        )
+
+    def _told(self, error: BaseException) -> str:
+        """Return an error's message in one line, without the key."""
+        text = without_password(" ".join(str(error).split()).rstrip("."))
+        secret = self._options.secret
+        text = text.replace(secret, HIDDEN) if secret else text
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _read(found: Any) -> Reply | None:
+    """Return the reply of a completion; None for any other answer."""
+    if not isinstance(found, openai.types.chat.ChatCompletion) or not found.choices:
+        return None
+    message, usage = found.choices[0].message, found.usage
+    if message is None:
+        return None
+    read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+    text = message.content
+    return Reply(text or None, read, written, None if text else "empty")

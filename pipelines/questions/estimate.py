@@ -1,0 +1,166 @@
+"""The price of a job of `ask`, from real requests about a few documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines.corpus.cleaning.rules import is_installed as knows_languages
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.locations import as_local
+from pipelines.questions.answers import Failure, failures_kept
+from pipelines.questions.ask import AskingJob
+from pipelines.questions.documents import INPUTS, read_documents
+from pipelines.questions.filters import Asked, Filters
+from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
+from pipelines.questions.prompts import Asking, questions_of
+from pipelines.spark.tasks import collect_from_tasks
+from pipelines.vectors.sources import has_text
+from pipelines.vectors.table_job import run_job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAMPLE = 20
+"""Documents of a sample."""
+_SHOWN = 3
+_NORMAL_95 = 1.96
+_CHARACTERS_SHOWN = 70
+_WHOLE = 100
+"""From here on, sums have no decimal places."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A request of the sample: its document, prompt and reply."""
+
+    document: Mapping[str, Any]
+    prompt: str
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The price of a job.
+
+    ``documents`` are all distinct texts; ``prices`` are those of a million tokens of prompts and of
+    replies, None if unknown.
+    """
+
+    documents: int
+    prompts: int
+    sampled: tuple[Sampled, ...]
+    prices: tuple[float | None, float | None]
+    count: int
+    filters: Filters
+
+    def lines(self) -> list[str]:
+        """Return the lines to print."""
+        requests = self.documents * self.prompts
+        replies = [one.reply for one in self.sampled]
+        read, written = (
+            np.array([getattr(reply, name) for reply in replies], float)
+            for name in ("prompt_tokens", "reply_tokens")
+        )
+        lines = [
+            f"{self.documents:,} documents, {requests:,} requests; sample of {len(replies)}:",
+            f"  {_total(read, requests)} tokens of prompts ({read.mean():,.0f} a request)",
+            f"  {_total(written, requests)} tokens of replies ({written.mean():,.0f} a request)",
+        ]
+        if any(price is not None for price in self.prices):
+            costs = read * (self.prices[0] or 0.0) + written * (self.prices[1] or 0.0)
+            lines.append(f"  cost {_total(costs / 1e6, requests)}")
+        found = [
+            (one, question)
+            for one in self.sampled
+            for question in questions_of(one.reply.text or "", self.count)
+        ]
+        kept = [
+            question
+            for one, question in found
+            if self.filters.reason(
+                Asked(question, one.prompt, one.document["text"], one.document["title"])
+            )
+            is None
+        ]
+        lines.append(
+            f"  {len(kept)} of {len(found)} questions pass the filters (without the round trip)"
+        )
+        return [*lines, *self._shown()]
+
+    def _shown(self) -> Iterator[str]:
+        for one in self.sampled[:_SHOWN]:
+            beginning = " ".join(one.document["text"].split())[:_CHARACTERS_SHOWN]
+            yield f"{one.prompt} for: {beginning}"
+            for question in questions_of(one.reply.text or "", self.count):
+                yield f"  {question}"
+
+
+def _total(values: np.ndarray, requests: int) -> str:
+    """Return the sum over all requests by a sample, with its 95 % interval."""
+    mean, half = float(values.mean()) * requests, 0.0
+    if len(values) > 1:
+        half = _NORMAL_95 * float(values.std(ddof=1)) / math.sqrt(len(values)) * requests
+    digits = 0 if mean >= _WHOLE else 4
+    return f"{mean:,.{digits}f} (±{half:,.{digits}f})"
+
+
+def estimate(session: SparkSession, job: AskingJob) -> Estimate:
+    """Ask about a few documents, drawn by their hash; write nothing to the table.
+
+    Raises:
+        InputError: The model or the documents cannot be used.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    config, settings = job.config, job.settings
+    with storage.temporary_folder() as staged:
+        place = as_local(job.folder)
+        frame = read_documents(session, config, staged / "input", place or job.folder)
+        texts = frame.where(has_text("text")).groupBy("text").agg(F.min("title").alias("title"))
+        documents = texts.count()
+        if not documents:
+            raise InputError(INPUTS, "no row has a text", "Name a table of documents")
+        drawn = texts.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
+    rows = [{"text": row["text"], "title": row["title"]} for row in drawn]
+    options = replace(job.options(session, 1), requests=min(settings.requests, SAMPLE))
+    ask = partial(_ask_sample, generator=settings.generator, options=options, asking=job.asking)
+    act = partial(collect_from_tasks, session, [rows], ask)
+    found = run_job(session, "questions: asking about a sample", act)
+    if failed := [one for one in found if isinstance(one, Failure)]:
+        raise failed[0].error()
+    return Estimate(
+        documents=documents,
+        prompts=len(job.asking.prompts),
+        sampled=tuple(one for one in found if isinstance(one, Sampled)),
+        prices=(settings.price_input, settings.price_output),
+        count=settings.per_prompt,
+        filters=Filters(settings, knows_languages()),
+    )
+
+
+def _ask_sample(
+    tasks: Iterable[list[dict[str, Any]]],
+    *,
+    generator: str,
+    options: GeneratorOptions,
+    asking: Asking,
+) -> Iterator[Sampled | Failure]:
+    """Yield the replies about documents. Runs on an executor."""
+    for rows in tasks:
+        asked = [
+            (document, name, Request(prompt, seed))
+            for document in rows
+            for name, prompt, seed in asking.requests(document["text"], document["title"])
+        ]
+        with failures_kept() as failures, opened(generator, options) as model:
+            replies = model.replies(request for _, _, request in asked)
+            for (document, name, _), reply in zip(asked, replies, strict=True):
+                yield Sampled(document, name, reply)
+        yield from failures

@@ -1,0 +1,123 @@
+"""The interface of a generator: a language model that replies to prompts.
+
+The catalog (``GENERATORS``) names each :class:`GeneratorKind`. Only the module of its class imports
+the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol
+
+from pipelines.catalog import GENERATORS
+from pipelines.files.locations import Location
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorOptions:
+    """Plain values that open a generator, sent to executors.
+
+    ``model`` is a name at the ``address``, or a folder. ``requests`` bounds those of one task at a
+    time, ``timeout`` is in seconds.
+    """
+
+    model: str | Location
+    address: str | None
+    secret: str | None = field(repr=False)
+    requests: int
+    max_tokens: int
+    temperature: float | None
+    timeout: float
+    retries: int
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and the seed of its reply."""
+
+    prompt: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply and its cost in tokens.
+
+    ``text`` is None if the model has none for this prompt; ``problem`` says why, as a word and,
+    after a colon, perhaps more.
+    """
+
+    text: str | None
+    prompt_tokens: int
+    reply_tokens: int
+    problem: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and reply."""
+        return self.prompt_tokens + self.reply_tokens
+
+
+class Generator(Protocol):
+    """An open language model; it belongs to one task."""
+
+    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Yield the replies in the order of the requests, which are read a few ahead.
+
+        Raises:
+            InputError: The user can correct the failure, such as a wrong key.
+            PipelineError: The model does not answer any more.
+        """
+
+    def close(self) -> None:
+        """Give up connections and memory."""
+
+
+@dataclass(frozen=True)
+class GeneratorKind:
+    """A kind of generator, as the driver knows it.
+
+    Attributes:
+        place: Its class, as ``module:attribute``. Only executors import it, with its library.
+        library: The module that it needs.
+        is_remote: Whether a server at ``questions.address`` does the work. Otherwise
+            ``questions.model`` is a folder.
+    """
+
+    place: str
+    library: str
+    is_remote: bool
+
+    def open(self, options: GeneratorOptions) -> Generator:
+        """Open the model. Runs on an executor.
+
+        Raises:
+            InputError: There is no such model.
+        """
+        module, _, attribute = self.place.partition(":")
+        generator: Generator = getattr(import_module(module), attribute)(options)
+        return generator
+
+
+ENDPOINT = GeneratorKind("pipelines.questions.endpoint:Endpoint", "openai", is_remote=True)
+TRANSFORMERS = GeneratorKind(
+    "pipelines.questions.local_model:LocalModel", "transformers", is_remote=False
+)
+
+
+@contextmanager
+def opened(name: str, options: GeneratorOptions) -> Iterator[Generator]:
+    """Open a generator of the catalog for the block. Runs on an executor.
+
+    Raises:
+        InputError: There is no such model.
+    """
+    generator = GENERATORS.load(name).open(options)
+    try:
+        yield generator
+    finally:
+        generator.close()

@@ -1,0 +1,154 @@
+"""Replies by a model folder of `transformers`, in batches, on a GPU where the task has one.
+
+Chat models get the prompt in their own template. Encoder-decoder models, such as T5 trained to ask
+questions (doc2query), get it as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
+
+from pipelines.errors import InputError
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
+from pipelines.models.frameworks.torch import has_bf16
+from pipelines.questions.generator import GeneratorOptions, Reply, Request
+from pipelines.training.devices import worker_device
+
+MODEL = "questions.model"
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+"""Tokens of a batch, prompts and replies, by kind of device."""
+_READ_AHEAD = 64
+"""Requests sorted by length before they are cut into batches."""
+
+
+class LocalModel:
+    """A causal or encoder-decoder model; see :class:`~pipelines.questions.generator.Generator`."""
+
+    def __init__(self, options: GeneratorOptions) -> None:
+        torch.set_num_threads(options.threads)
+        assert not isinstance(options.model, str), "the job names a folder"
+        folder = local_folder(options.model)
+        self._options = options
+        self._device = worker_device()
+        self._tokenizer, self._model = _loaded(options.model, str(folder))
+        kind = torch.bfloat16 if has_bf16(self._device) else torch.float32
+        self._model.to(self._device, kind).eval()
+        self._reads_apart = bool(self._model.config.is_encoder_decoder)
+
+    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Generate batch by batch; see the interface."""
+        asked = iter(requests)
+        while group := list(islice(asked, _READ_AHEAD)):
+            found: dict[int, Reply] = {}
+            for numbers in self._batches(group):
+                replies = self._generate([group[number] for number in numbers])
+                found |= dict(zip(numbers, replies, strict=True))
+            yield from (found[number] for number in range(len(group)))
+
+    def close(self) -> None:
+        """Free the memory of the model."""
+        del self._model
+
+    def _batches(self, group: list[Request]) -> Iterator[list[int]]:
+        """Yield the places of requests of similar length, as many as fit into a batch."""
+        lengths = [
+            len(ids) for ids in self._tokenizer([self._text(one) for one in group]).input_ids
+        ]
+        order = sorted(range(len(group)), key=lambda number: -lengths[number])
+        most = _BATCH_TOKENS[self._device.type]
+        while order:
+            size = max(1, most // (lengths[order[0]] + self._options.max_tokens))
+            yield order[:size]
+            del order[:size]
+
+    def _text(self, request: Request) -> str:
+        if self._reads_apart or not self._tokenizer.chat_template:
+            return request.prompt
+        message = [{"role": "user", "content": request.prompt}]
+        return str(
+            self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        )
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator] # as torch has it
+    def _generate(self, batch: list[Request]) -> list[Reply]:
+        options, tokenizer = self._options, self._tokenizer
+        # A template begins with its own special tokens.
+        is_chat = not self._reads_apart and bool(tokenizer.chat_template)
+        longest = self._longest()
+        inputs = tokenizer(
+            [self._text(request) for request in batch],
+            return_tensors="pt",
+            padding=True,
+            truncation=longest is not None,
+            max_length=longest,
+            add_special_tokens=not is_chat,
+        ).to(self._device)
+        torch.manual_seed(batch[0].seed)
+        temperature = options.temperature
+        sampling: dict[str, Any] = {
+            "do_sample": False,
+            "temperature": None,
+            "top_p": None,
+            "top_k": None,
+        }
+        if temperature is None:
+            sampling = {}
+        elif temperature > 0:
+            sampling = {"do_sample": True, "temperature": temperature}
+        made = self._model.generate(
+            **inputs,
+            max_new_tokens=options.max_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+            **sampling,
+        )
+        start = 0 if self._reads_apart else inputs.input_ids.shape[1]
+        texts = tokenizer.batch_decode(made[:, start:], skip_special_tokens=True)
+        read = inputs.attention_mask.sum(1).tolist()
+        written = (made[:, start:] != tokenizer.pad_token_id).sum(1).tolist()
+        return [
+            Reply(text or None, int(prompt), int(reply), None if text else "empty")
+            for text, prompt, reply in zip(texts, read, written, strict=True)
+        ]
+
+    def _longest(self) -> int | None:
+        """Return the most tokens of a prompt, None if the model does not say."""
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        if positions is None:
+            return None
+        replies = 0 if self._reads_apart else self._options.max_tokens
+        return max(1, int(positions) - replies)
+
+
+def _loaded(named: Location, folder: str) -> tuple[PreTrainedTokenizerBase, Any]:
+    """Load tokenizer and model of a folder.
+
+    Raises:
+        InputError: It holds no model that generates text.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, padding_side="left", truncation_side="right"
+        )
+        model = kind.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(
+            MODEL, f"{named} cannot be loaded ({reason})", "Name a folder of a model that writes"
+        ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, model

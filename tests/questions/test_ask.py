@@ -1,0 +1,325 @@
+"""The job `ask`, from a table of documents to pairs of a question and its document."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from itertools import chain
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import DOCUMENTS, write_documents
+from language_server import MODEL, questions_about
+
+import pipelines
+from pipelines.cli import main
+from pipelines.errors import InputError, PipelineError
+from pipelines.files.begun import next_folder
+from pipelines.questions.filters import REASONS, plain_form
+from pipelines.settings.load import dump
+
+
+def rows_of(folder: str | Path) -> list[dict]:
+    return pq.read_table(folder).to_pylist()
+
+
+def bytes_of(folder: str | Path) -> dict[str, bytes]:
+    files = (*Path(folder).glob("part-*"), *Path(folder).glob("_answers/part-*"))
+    return {path.name: path.read_bytes() for path in files}
+
+
+def requests(server) -> int:
+    return server["counts"]["requests"]
+
+
+def expected(documents: Path) -> set[tuple[str, str]]:
+    """Questions with their documents, without those that several documents share."""
+    texts = [row["text"] for row in rows_of(documents)]
+    found = {(question, text) for text in texts for question in questions_about(text, 3)}
+    owners: dict[str, set[str]] = {}
+    for question, text in found:
+        owners.setdefault(plain_form(question), set()).add(text)
+    return {one for one in found if len(owners[plain_form(one[0])]) == 1}
+
+
+def test_pairs_of_a_question_and_its_document(spark, asking, document_file, language_server):
+    # The round trip ranks all documents, so none is missed.
+    config = asking(round_trip=DOCUMENTS, price_input=1.0, price_output=10.0)
+    summary = pipelines.ask(config)
+    rows = rows_of(summary.folder)
+    assert list(rows[0]) == ["anchor", "positive", "prompt", "group", "rank", "title", "key"]
+    assert {(row["anchor"], row["positive"]) for row in rows} == expected(document_file)
+    documents = {row["text"]: row for row in rows_of(document_file)}
+    for row in rows:
+        document = documents[row["positive"]]
+        assert (row["title"], row["key"]) == (document["title"], document["id"])
+        assert 1 <= row["rank"] <= DOCUMENTS
+    groups = {row["positive"]: row["group"] for row in rows}
+    assert len({*groups.values()}) == len(groups)
+
+    # Every question is accounted for, and every token.
+    assert summary.questions == summary.rows + sum(summary.dropped.values())
+    assert {*summary.dropped} <= {*REASONS}
+    assert (summary.documents, summary.asked_documents) == (DOCUMENTS, DOCUMENTS)
+    assert (summary.requests, summary.known) == (DOCUMENTS, 0) == (requests(language_server), 0)
+    sent = (len(one["messages"][0]["content"].split()) for one in language_server["seen"])
+    assert summary.prompt_tokens == sum(sent)
+    assert summary.cost == pytest.approx((summary.prompt_tokens + 10 * summary.reply_tokens) / 1e6)
+    manifest = json.loads(Path(summary.folder, "_manifest.json").read_text())
+    assert manifest["rows"] == summary.rows
+    assert manifest["kept_share"] == pytest.approx(summary.kept_share, abs=1e-4)
+    names = {path.name for path in Path(summary.folder).iterdir()}
+    assert {name for name in names if not name.startswith("part-")} == {
+        *("_answers", "_asking.json", "_manifest.json")
+    }
+
+    # The next training takes the table as it is.
+    trained = config.changed(
+        "corpus",
+        format="parquet",
+        inputs=(summary.folder,),
+        pairs="columns",
+        pair_columns=("anchor", "positive"),
+        group_column="group",
+        min_characters=1,
+    ).changed("prepared", folder=str(Path(summary.folder).with_name("prepared")))
+    pipelines.prepare(trained)
+
+
+def test_the_second_job_asks_about_new_documents_only(
+    spark, asking, document_file, language_server, caplog
+):
+    config = asking(round_trip=None)
+    first = pipelines.ask(config)
+    before = requests(language_server)
+    with caplog.at_level(logging.INFO):
+        again = pipelines.ask(config)
+    assert "nothing to ask" in caplog.text
+    assert (again.requests, again.rows) == (0, first.rows)
+    assert requests(language_server) == before
+
+    texts = [row["text"] for row in rows_of(document_file)]
+    changed = [*texts[2:], "Kangaroos hop across Australian grasslands", texts[5]]
+    write_documents(document_file, changed)
+    second = pipelines.ask(config)
+    assert (second.documents, second.requests, second.known) == (DOCUMENTS - 1, 1, DOCUMENTS - 2)
+    assert requests(language_server) == before + 1
+    kept = {row["positive"] for row in rows_of(second.folder)}
+    assert kept <= {*changed}
+    assert "Kangaroos hop across Australian grasslands" in kept
+
+
+def test_other_filters_need_no_further_request(spark, asking, language_server):
+    first = pipelines.ask(asking(round_trip=None))
+    before = requests(language_server)
+    second = pipelines.ask(asking(round_trip=None, max_characters=45))
+    assert requests(language_server) == before
+    assert second.questions == first.questions
+    assert second.rows < first.rows
+    assert max(len(row["anchor"]) for row in rows_of(second.folder)) <= 45
+    third = pipelines.ask(asking(round_trip=1))
+    assert requests(language_server) == before
+    assert {row["rank"] for row in rows_of(third.folder)} == {1}
+    assert third.dropped["document not found"] > 0
+
+
+def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(
+    spark, asking, language_server, monkeypatch, caplog
+):
+    whole = bytes_of(pipelines.ask(asking(output=asking().questions.output + "-whole")).folder)
+    before = requests(language_server)
+    config = asking()
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    for place in ("_Making._stage", "_Making._filter", "write_pairs", "take_place"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"pipelines.questions.ask.{place}", dies)
+            with pytest.raises(PipelineError, match="killed here"):
+                pipelines.ask(config)
+        assert not Path(config.questions.output).exists()
+    begun = next_folder(Path(config.questions.output))
+    # A lost part is asked about again, and no other.
+    lost = sorted((begun / "_answers").glob("part-*"))[2]
+    answers = pq.read_table(lost).num_rows
+    lost.unlink()
+    (begun / "_manifest.json").unlink()
+    with caplog.at_level(logging.INFO):
+        summary = pipelines.ask(config)
+    assert "resuming the table in" in caplog.text
+    assert requests(language_server) == before + DOCUMENTS + answers
+    assert summary.requests == DOCUMENTS
+    assert bytes_of(summary.folder) == whole
+    assert not begun.exists()
+
+
+def test_other_answers_are_replaced_only_if_asked(spark, asking, language_server):
+    config = asking(round_trip=None)
+    made = bytes_of(pipelines.ask(config).folder)
+    changes = [{"temperature": 0.1}, {"max_tokens": 99}, {"per_prompt": 2}, {"seed": 4}]
+    for change in changes:
+        other = asking(round_trip=None, **change)
+        with pytest.raises(InputError, match=r"were made with another value of this setting\. Set"):
+            pipelines.ask(other)
+    assert bytes_of(config.questions.output) == made
+    before = requests(language_server)
+    again = pipelines.ask(asking(round_trip=None, temperature=0.1, overwrite=True))
+    assert requests(language_server) == before + DOCUMENTS
+    assert again.known == 0
+    notes = Path(config.questions.output, "notes.txt")
+    notes.write_text("mine")
+    with pytest.raises(InputError, match=r"^questions\.output: .* holds other files \(notes\.txt"):
+        pipelines.ask(asking(overwrite=True))
+    assert notes.read_text() == "mine"
+
+
+def test_a_budget_ends_the_asking_and_the_next_job_goes_on(
+    spark, asking, language_server, monkeypatch, caplog
+):
+    monkeypatch.setattr("pipelines.questions.ask._TASK_TOKENS", 4000)
+    whole = pipelines.ask(asking(round_trip=None, output=asking().questions.output + "-whole"))
+    tokens = whole.prompt_tokens + whole.reply_tokens
+    budget = tokens // 2
+    config = asking(round_trip=None, token_budget=budget)
+    with caplog.at_level(logging.INFO):
+        first = pipelines.ask(config)
+    assert 0.8 * budget < first.prompt_tokens + first.reply_tokens <= budget
+    left = DOCUMENTS - first.asked_documents
+    assert 0 < left < DOCUMENTS
+    assert f"{left} documents were not asked about: questions.token_budget" in caplog.text
+    assert first.rows < whole.rows
+    second = pipelines.ask(config)
+    assert second.known == first.requests
+    last = pipelines.ask(config) if second.asked_documents < DOCUMENTS else second
+    assert (last.asked_documents, last.rows) == (DOCUMENTS, whole.rows)
+    assert pipelines.ask(config).requests == 0
+
+
+def test_a_server_that_fails_is_told_in_one_line_and_answers_are_kept(
+    spark, asking, language_server
+):
+    config = asking(round_trip=None, requests=1, retries=0)
+    language_server["faults"] += [*[False] * 40, *[500] * 10]
+    with pytest.raises(
+        PipelineError, match=r"failed after 0 repetitions .*finished parts are kept"
+    ):
+        pipelines.ask(config)
+    begun = next_folder(Path(config.questions.output))
+    kept = sum(pq.read_metadata(path).num_rows for path in (begun / "_answers").glob("part-*"))
+    assert kept == 32
+    language_server["faults"].clear()
+    before = requests(language_server)
+    assert pipelines.ask(config).asked_documents == DOCUMENTS
+    assert requests(language_server) == before + DOCUMENTS - kept
+
+
+def test_documents_that_the_model_refuses_are_counted_and_asked_about_again(
+    spark, asking, document_file, language_server
+):
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, [f"{texts[0]} xylophone", *texts[1:]])
+    language_server["refused"].append("xylophone")
+    config = asking(round_trip=None)
+    first = pipelines.ask(config)
+    assert first.problems == {"refused": 1}
+    assert first.asked_documents == DOCUMENTS
+    language_server["refused"].clear()
+    write_documents(document_file, [f"{texts[0]} xylophone", *texts[1:], "Kangaroos hop"])
+    second = pipelines.ask(config)
+    assert (second.requests, second.problems) == (2, {})
+
+
+def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):
+    monkeypatch.setattr("pipelines.questions.ask.default_parallelism", lambda session: 7)
+    config = asking(round_trip=None, prompts=("question", "keywords"), requests=3)
+    summary = pipelines.ask(config)
+    assert (summary.requests, summary.asked_documents) == (2 * DOCUMENTS, DOCUMENTS)
+    rows = rows_of(summary.folder)
+    # Both prompts get the same questions from this server, and each is kept once.
+    assert {(row["anchor"], row["positive"]) for row in rows} == expected(
+        Path(config.questions.inputs[0])
+    )
+    assert summary.dropped["repeated"] >= len(rows)
+
+
+def test_a_dry_run_prices_the_job_and_writes_nothing(
+    spark, asking, language_server, capsys, tmp_path
+):
+    config = asking(price_input=2.0)
+    path = tmp_path / "job.yaml"
+    path.write_text(dump(config))
+    assert main(["ask", "--config", str(path), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert f"{DOCUMENTS} documents, {DOCUMENTS} requests; sample of 20:" in told
+    found = re.search(r"([\d,]+) \(±([\d,]+)\) tokens of prompts", told)
+    estimate, half = (float(one.replace(",", "")) for one in found.groups())
+    assert requests(language_server) == 20
+    assert not Path(config.questions.output).exists()
+    assert not next_folder(Path(config.questions.output)).exists()
+    asked = pipelines.ask(config)
+    assert abs(asked.prompt_tokens - estimate) < 2 * half
+    assert "cost" in told
+    assert told.count("question for: ") == 3
+
+
+FAULTS = [
+    ({"model": None}, "questions.model", "it is empty. Name the model at the endpoint"),
+    ({"address": None}, "questions.address", "it is empty. Write http://HOST:PORT/v1"),
+    ({"address": "localhost:80"}, "questions.address", "`localhost:80` is no URL"),
+    ({"inputs": []}, "questions.inputs", "it is empty"),
+    ({"inputs": ["/nowhere"]}, "questions.inputs", "/nowhere"),
+    ({"text_column": "body"}, "questions.text_column", "has no column `body`"),
+    ({"title_column": "id"}, "questions.title_column", "holds no text"),
+    ({"round_trip_model": "/nowhere"}, "questions.round_trip_model", "there is no folder"),
+    ({"prompts": ["/nowhere.txt"]}, "questions.prompts", "cannot be read"),
+    ({"examples": "/nowhere.txt"}, "questions.examples", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("changed", "key", "problem"), FAULTS, ids=[key for _, key, _ in FAULTS])
+def test_what_cannot_be_asked_is_refused_before_spark(asking, changed, key, problem, monkeypatch):
+    monkeypatch.setattr(
+        "pipelines.jobs.ask.spark_session", lambda *_, **__: pytest.fail("Spark was started")
+    )
+    with pytest.raises(InputError) as refused:
+        pipelines.ask(asking(**changed))
+    assert refused.value.key == key
+    assert problem in str(refused.value)
+
+
+def test_a_local_generator_needs_a_folder_and_no_address(asking, tmp_path):
+    with pytest.raises(InputError, match=r"^questions\.model: there is no folder"):
+        pipelines.ask(asking(generator="transformers", address=None, model="/nowhere"))
+    with pytest.raises(InputError, match=r"^questions\.address: .* asks no server"):
+        pipelines.ask(asking(generator="transformers", model=MODEL))
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"min_characters": 400}, "questions.min_characters: 400 is more than"),
+        ({"prompts": []}, "questions.prompts: it is empty"),
+        ({"prompts": ["claim", "claim"]}, "questions.prompts: it names claim twice"),
+        ({"language": "English"}, "questions.language: `English` is no ISO 639 code"),
+        ({"meta_phrases": ["("]}, "questions.meta_phrases: `(` is no regular expression"),
+        ({"generator": "oracle"}, "questions.generator: there is no generator `oracle`"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(asking, changed, problem):
+    with pytest.raises(InputError) as refused:
+        asking(**changed)
+    assert problem in str(refused.value)
+
+
+def test_documents_without_a_text_and_an_empty_table(spark, asking, document_file):
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, [*texts[:3], texts[0], "  ", ""])
+    summary = pipelines.ask(asking(round_trip=None))
+    assert (summary.read, summary.without_text, summary.documents) == (6, 2, 3)
+    write_documents(document_file, ["", " "])
+    with pytest.raises(InputError, match=r"^questions\.inputs: none of 2 rows has a text"):
+        pipelines.ask(asking(round_trip=None))
+    assert len({*chain(row["positive"] for row in rows_of(summary.folder))}) == 3

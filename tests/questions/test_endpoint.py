@@ -1,0 +1,130 @@
+"""An endpoint with OpenAI's API: bounded requests, and what faults of the server come to."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+from language_server import KEY, MODEL, questions_about
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.questions.endpoint import Endpoint
+from pipelines.questions.generator import GeneratorOptions, Reply, Request
+
+
+def options(server, **changed) -> GeneratorOptions:
+    known = {
+        "model": MODEL,
+        "address": server["address"],
+        "secret": KEY,
+        "requests": 4,
+        "max_tokens": 64,
+        "temperature": 0.5,
+        "timeout": 10.0,
+        "retries": 2,
+    }
+    return GeneratorOptions(**known | changed)
+
+
+def prompt_of(document: str) -> str:
+    return f"write 2 different questions.\nDocument:\n{document}"
+
+
+def replies(server, documents, **changed) -> list[Reply]:
+    with closing(Endpoint(options(server, **changed))) as endpoint:
+        return list(endpoint.replies(Request(prompt_of(text), 7) for text in documents))
+
+
+def test_replies_come_in_order_with_their_tokens(language_server):
+    documents = [f"alpha{number} beta{number} gamma{number}" for number in range(20)]
+    found = replies(language_server, documents)
+    for text, reply in zip(documents, found, strict=True):
+        (question,) = questions_about(text, 2)
+        assert reply.text == f"1. {question}"
+        assert (reply.prompt_tokens, reply.problem) == (len(prompt_of(text).split()), None)
+        assert reply.tokens == reply.prompt_tokens + reply.reply_tokens
+    asked = language_server["seen"][0]
+    assert (asked["max_tokens"], asked["temperature"], asked["seed"]) == (64, 0.5, 7)
+
+
+def test_requests_are_read_a_few_ahead_only(language_server):
+    read = 0
+
+    def requests():
+        nonlocal read
+        for number in range(100):
+            read += 1
+            yield Request(prompt_of(f"document{number} words{number}"), number)
+
+    with closing(Endpoint(options(language_server, requests=2))) as endpoint:
+        found = endpoint.replies(requests())
+        next(found)
+        assert read <= 8
+        found.close()
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503, "cut", "page", "json", "form"])
+def test_a_fault_that_passes_costs_no_reply(language_server, fault):
+    language_server["faults"] += [fault, fault]
+    (reply,) = replies(language_server, ["alpha beta"], requests=1)
+    assert reply.problem is None
+    assert language_server["counts"]["requests"] == 3
+
+
+def test_a_pause_that_the_server_asks_for_is_made(language_server):
+    language_server["faults"].append((429, 2))
+    began = time.monotonic()
+    (reply,) = replies(language_server, ["alpha beta"])
+    assert reply.problem is None
+    # Without the header the first pause is half a second at most.
+    assert time.monotonic() - began > 1.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        (429, r"failed after 2 repetitions \(Error code: 429 .*\)\. Lower questions\.requests"),
+        (500, r"failed after 2 repetitions \(Error code: 500 .*\)\."),
+        ("page", r"^questions\.address: .* answers in another form than OpenAI's\. Name the base"),
+        ("form", r"^questions\.address: .* answers in another form than OpenAI's\."),
+        ("json", r"^questions\.address: .* answers in another form than OpenAI's\."),
+        ("cut", r"^questions\.address: there is no answer from http://127\.0\.0\.1:\d+/v1 \("),
+    ],
+)
+def test_a_fault_that_stays_is_told_in_one_line(language_server, fault, problem):
+    language_server["faults"] += [fault] * 20
+    with pytest.raises(PipelineError, match=problem) as failed:
+        replies(language_server, ["alpha beta"], requests=1)
+    assert "\n" not in str(failed.value)
+
+
+def test_a_slow_server_is_waited_for_as_long_as_asked(language_server):
+    language_server["faults"] += ["slow"] * 4
+    with pytest.raises(InputError, match=r"\(Request timed out.*raise questions\.timeout_seconds"):
+        replies(language_server, ["alpha beta"], timeout=0.3, requests=1)
+    language_server["faults"][:] = ["slow"]
+    (reply,) = replies(language_server, ["alpha beta"], timeout=30.0)
+    assert reply.problem is None
+
+
+def test_a_wrong_key_model_or_address_is_the_users(language_server):
+    with pytest.raises(InputError) as refused:
+        replies(language_server, ["alpha beta"], secret="wrong-key-of-mine")
+    assert refused.value.key == "questions.key_variable"
+    assert "wrong-key-of-mine" not in str(refused.value)
+    with pytest.raises(InputError, match=r"^questions\.model: .* does not know `other`"):
+        replies(language_server, ["alpha beta"], model="other")
+    with pytest.raises(InputError, match=r"^questions\.address: there is no answer from"):
+        replies(language_server, ["alpha beta"], address="http://127.0.0.1:9/v1", retries=0)
+
+
+def test_a_prompt_that_the_model_refuses_costs_that_reply_alone(language_server):
+    language_server["refused"].append("secret")
+    found = replies(language_server, ["a secret document", "alpha beta", "another secret one"])
+    problems = [reply.problem and reply.problem.partition(":")[0] for reply in found]
+    assert problems == ["refused", None, "refused"]
+    assert "too long for the context" in found[0].problem
+    assert (found[0].text, found[0].tokens) == (None, 0)
+    with pytest.raises(InputError, match=r"^questions\.model: .* refuses the request"):
+        replies(language_server, ["a secret document"] * 20)

@@ -1,0 +1,121 @@
+"""A server with the part of OpenAI's API that `ask` uses, and with faults to order.
+
+It stands in for a language model where a test is about requests: its questions are words of the
+document. `make generator` sets up a real server with a real model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+KEY = "key-of-the-tests"
+MODEL = "words"
+PAGE = b"<html><body>502</body></html>"
+
+
+def questions_about(document: str, count: int) -> list[str]:
+    """Questions that only this document answers, as far as its longest words are its own."""
+    words = sorted({*re.findall(r"\w{4,}", document)}, key=lambda word: (-len(word), word))
+    rounds = (words[place : place + 3] for place in range(0, 3 * count, 3))
+    return [f"How do {' and '.join(three)} work together?" for three in rounds if three]
+
+
+class LanguageServer(BaseHTTPRequestHandler):
+    """Answers `chat/completions`; ``faults`` are taken first, one for each request.
+
+    A fault is a status, a status with seconds of `Retry-After`, or one of `cut`, `page`, `json`,
+    `form` and `slow`. ``refused`` are words of documents that the model does not take.
+    """
+
+    faults: list[Any]
+    seen: list[dict[str, Any]]
+    counts: Counter[str]
+    refused: list[str]
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append(asked)
+        self.counts["requests"] += 1
+        if self.headers["Authorization"] != f"Bearer {KEY}":
+            self._send(401, {"error": {"message": "Incorrect API key provided"}})
+            return
+        if asked["model"] != MODEL:
+            message = f"The model `{asked['model']}` does not exist"
+            self._send(404, {"error": {"message": message}})
+            return
+        prompt = asked["messages"][0]["content"]
+        if any(word in prompt for word in self.refused):
+            self._send(400, {"error": {"message": "the prompt is too long for the context"}})
+            return
+        fault = self.faults.pop(0) if self.faults else None
+        if fault and self._failed(fault):
+            return
+        self._send(200, self._completion(prompt))
+
+    def _failed(self, fault: Any) -> bool:
+        """Sends a fault; a slow answer is none."""
+        status, after = fault if isinstance(fault, tuple) else (fault, None)
+        if isinstance(status, int):
+            headers = {} if after is None else {"Retry-After": str(after)}
+            self._send(status, {"error": {"message": "try again"}}, headers)
+        elif fault == "cut":
+            self.send_response(200)
+            self.send_header("Content-Length", "4000")
+            self.end_headers()
+            self.wfile.write(b'{"choices": [{"mess')
+            self.close_connection = True
+        elif fault == "page":
+            self._send(200, PAGE, kind="text/html")
+        elif fault == "json":
+            self._send(200, b'{"choices": [{"message": {"content": "How')
+        elif fault == "form":
+            self._send(200, {"answer": "How?"})
+        else:
+            time.sleep(2.0)
+            return False
+        return True
+
+    def _completion(self, prompt: str) -> dict[str, Any]:
+        count = int(re.search(r"write (\d+) different", prompt)[1])  # type: ignore[index]
+        found = questions_about(prompt.rpartition("Document:\n")[2], count)
+        content = "\n".join(f"{place}. {one}" for place, one in enumerate(found, start=1))
+        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(content.split())}
+        return {
+            "id": "one",
+            "object": "chat.completion",
+            "created": 0,
+            "model": MODEL,
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": content},
+                }
+            ],
+            "usage": usage | {"total_tokens": sum(usage.values())},
+        }
+
+    def _send(
+        self,
+        status: int,
+        body: Any,
+        headers: dict[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Says nothing."""
