@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipelines.jobs.promote import promote
     from pipelines.jobs.publish import publish
     from pipelines.jobs.run import run
+    from pipelines.jobs.score import score
     from pipelines.jobs.search import search
     from pipelines.jobs.train import train
     from pipelines.settings import Config
@@ -47,6 +48,7 @@ __all__ = [
     "promote",
     "publish",
     "run",
+    "score",
     "search",
     "train",
 ]

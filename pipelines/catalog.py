@@ -115,6 +115,7 @@ COMMANDS = Registry(
         "publish": "pipelines.jobs.publish:command",
         "ask": "pipelines.jobs.ask:command",
         "mine": "pipelines.jobs.mine:command",
+        "score": "pipelines.jobs.score:command",
         "search": "pipelines.jobs.search:command",
         "export": "pipelines.jobs.export:command",
         "engines": "pipelines.jobs.engines:command",
@@ -320,6 +321,18 @@ GENERATORS = Registry(
     },
 )
 """Language models that write questions."""
+
+SCORERS = Registry(
+    kind="scorer",
+    key="scoring.scorer",
+    group="sentence_pipelines.scorers",
+    entries={
+        "cross_encoder": "pipelines.scoring.scorers:CROSS_ENCODER",
+        "bi_encoder": "pipelines.scoring.scorers:BI_ENCODER",
+        "fusion": "pipelines.scoring.scorers:FUSION",
+    },
+)
+"""Teachers that score pairs."""
 
 STORES = Registry(
     kind="store",

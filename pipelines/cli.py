@@ -254,6 +254,11 @@ def mine() -> None:
     """Add hard negatives to pairs, from the documents nearest to each anchor."""
 
 
+@_command(outcome=True)
+def score() -> None:
+    """Add a teacher's scores to pairs or triplets, for losses that learn them."""
+
+
 @_command()
 def search(
     query: Annotated[

@@ -21,6 +21,7 @@ _GO_ON_BY: Mapping[str, tuple[str, ...]] = {
     "publish": (),
     "ask": (),
     "mine": (),
+    "score": (),
 }
 """Commands that can continue, and the arguments that they need for it."""
 

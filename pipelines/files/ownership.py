@@ -165,6 +165,12 @@ QUESTIONS = Kind(
 )
 """A table of questions about documents."""
 
+SCORES = Kind(
+    files=("part-*.parquet", "_scoring.json", "_manifest.json", "_input/part-*", "_attempts/**"),
+    marks={"_scoring.json": ("identity", "texts", "parts")},
+)
+"""A table of pairs with a teacher's scores."""
+
 VERSION = Kind(
     files=(*MODEL, "promotion.json", "observations.parquet"),
     marks={"promotion.json": ("run", "replaces")},

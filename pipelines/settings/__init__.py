@@ -38,6 +38,7 @@ from pipelines.settings.publishing import PublishSettings
 from pipelines.settings.questions import QuestionSettings
 from pipelines.settings.recipes import with_recipe
 from pipelines.settings.running import CardSettings, RunSettings, TrackingSettings
+from pipelines.settings.scoring import ScoringSettings
 from pipelines.settings.spark import (
     PREFIX,
     SparkSettings,
@@ -63,6 +64,7 @@ __all__ = [
     "PublishSettings",
     "QuestionSettings",
     "RunSettings",
+    "ScoringSettings",
     "Settings",
     "SparkSettings",
     "StageSettings",
@@ -94,6 +96,7 @@ class Config(Settings):
     embedding: EmbeddingSettings = EmbeddingSettings()
     questions: QuestionSettings = QuestionSettings()
     mining: MiningSettings = MiningSettings()
+    scoring: ScoringSettings = ScoringSettings()
     publish: PublishSettings = PublishSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()

@@ -47,7 +47,7 @@ class SparkSettings(Settings):
         return SparkSettings.model_validate({**fields, **conf})
 
 
-StageName = Literal["prepare", "train", "evaluate", "embed", "ask", "mine"]
+StageName = Literal["prepare", "train", "evaluate", "embed", "ask", "mine", "score"]
 PREFIX = "spark."
 
 
@@ -85,6 +85,8 @@ class StageSettings(Settings):
     """Spark conf of `ask`."""
     mine: _Conf = Field(default_factory=dict)
     """Spark conf of `mine`."""
+    score: _Conf = Field(default_factory=dict)
+    """Spark conf of `score`."""
 
     def check(self) -> None:
         """Refuse keys that are not Spark's."""

@@ -25,7 +25,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage, versions
 from pipelines.files.begun import beginning, begun_folders
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location, as_remote, listed
+from pipelines.files.locations import Location, as_remote
 from pipelines.models.inference.backends import INT8, choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config, EmbeddingSettings
@@ -38,10 +38,11 @@ from pipelines.vectors.column import check_columns, options_in
 from pipelines.vectors.embed_parts import embed_parts
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, task_device
 from pipelines.vectors.inputs import (
+    Files,
     check_no_overlap,
     input_stamps,
     parquet_inputs,
-    stage_table,
+    table_files,
 )
 from pipelines.vectors.int8 import (
     CALIBRATION_FILE,
@@ -54,17 +55,14 @@ from pipelines.vectors.keys import compare_rows
 from pipelines.vectors.merge import check_target, merge_table
 from pipelines.vectors.parts import (
     Constants,
-    InputFile,
     PartFooter,
     PartSize,
     RowRange,
     cut_file,
     in_threads,
     partition_columns,
-    read_inputs,
     read_part_footer,
     tasks,
-    types_of_nulls,
 )
 from pipelines.vectors.plan import (
     INPUTS,
@@ -108,9 +106,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-Files = tuple[list[InputFile], Mapping[Location, Constants]]
-"""Footers of the inputs, and the columns in the names of their folders."""
 
 
 @dataclass(frozen=True)
@@ -314,17 +309,6 @@ class EmbeddingJob:
             settings.inputs, self.config.storage, follow_links=settings.follow_links
         )
 
-    def files(self, session: SparkSession, aside: Location) -> Files:
-        """Return the input as Parquet files; write other formats into ``aside`` first."""
-        settings, stores = self.settings, self.config.storage
-        if settings.format == "parquet":
-            files, named = parquet_inputs(settings, stores), self._partition_columns()
-            nulls = types_of_nulls(files, settings.text_column)
-            return files, {file: (*named[file], *nulls[file]) for file in named}
-        stage = partial(stage_table, session, settings, stores, aside / STAGED, self.folder)
-        run_job(session, "embedding: reading the input", stage)
-        return read_inputs(listed(aside / STAGED, "part-*.parquet")), {}
-
 
 def _as_before(
     session: SparkSession, options: EmbeddingOptions, work: Work, identity: Mapping[str, Any]
@@ -493,7 +477,7 @@ def new_version(
     _clear_unplanned(home)
     with beginning(home) as begun:
         aside = begun.aside
-        files = job.files(session, aside)
+        files = table_files(session, job.settings, job.config.storage, aside, home)
         _check_files(files, job)
         if unknown := _unknown_to_spark(files):
             logger.warning(

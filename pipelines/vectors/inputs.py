@@ -8,7 +8,7 @@ output, or delete its input.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial, reduce
 from itertools import chain
@@ -27,12 +27,20 @@ from pipelines.corpus.readers.spark_reader import input_fingerprint, planned_spl
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.errors import InputError
 from pipelines.files.folders import check_place
-from pipelines.files.locations import Location, is_within, location
+from pipelines.files.locations import Location, is_within, listed, location
 from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import frame_from_json, write_parquet
-from pipelines.vectors.parts import InputFile, fixed_part, read_inputs
+from pipelines.vectors.parts import (
+    Constants,
+    InputFile,
+    fixed_part,
+    partition_columns,
+    read_inputs,
+    types_of_nulls,
+)
+from pipelines.vectors.table_job import STAGED, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +49,9 @@ INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"
 
 _A_FILE = "part-00000-00000.parquet"
+
+Files = tuple[list[InputFile], Mapping[Location, Constants]]
+"""Footers of inputs, and the columns in the names of their folders."""
 
 
 def check_no_overlap(
@@ -165,6 +176,31 @@ def parquet_inputs(
         InputError: An input does not exist, or is no usable Parquet file.
     """
     return read_inputs(_files(settings, stores))
+
+
+def table_files(
+    session: SparkSession,
+    settings: EmbeddingSettings,
+    stores: StorageSettings,
+    aside: Location,
+    output: Location,
+    output_key: str = OUTPUT,
+) -> Files:
+    """Return the input as Parquet files; write other formats into ``aside`` first.
+
+    Raises:
+        InputError: See :func:`stage_table`.
+        PipelineError: Spark's job failed or stood still.
+    """
+    if settings.format == "parquet":
+        files = parquet_inputs(settings, stores)
+        named = partition_columns(settings.inputs, stores, follow_links=settings.follow_links)
+        nulls = types_of_nulls(files, settings.text_column)
+        return files, {file: (*named[file], *nulls[file]) for file in named}
+    folder = aside / STAGED
+    stage = partial(stage_table, session, settings, stores, folder, output, output_key)
+    run_job(session, f"{output_key.partition('.')[0]}: reading the input", stage)
+    return read_inputs(listed(folder, "part-*.parquet")), {}
 
 
 def stage_table(

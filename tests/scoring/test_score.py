@@ -1,0 +1,222 @@
+"""The job `score`: the same rows with a teacher's scores, whoever the teacher is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from embedding_fixtures import lines, small_model
+from sentence_transformers import CrossEncoder
+from tiny_rerankers import write_reranker
+
+import pipelines
+from pipelines.errors import InputError, PipelineError
+from pipelines.files.begun import next_folder
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+
+__all__ = ["lines", "small_model"]
+
+ROWS = 90
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory) -> Path:
+    return write_reranker(tmp_path_factory.mktemp("reranker") / "bert", "bert")
+
+
+@pytest.fixture
+def triplets(lines, tmp_path) -> Path:
+    """Triplets with two negatives; a text of some is missing, and one has a score already."""
+    texts = lines[:ROWS]
+    rows = [
+        {
+            "id": number,
+            "anchor": texts[number],
+            "positive": texts[(number + 1) % ROWS],
+            "negative_0": texts[(number + 7) % ROWS],
+            "negative_1": texts[(number + 31) % ROWS] if number % 10 else None,
+            "negative_0_score": 17.0,
+        }
+        for number in range(ROWS)
+    ]
+    rows[4]["anchor"] = None
+    path = tmp_path / "triplets.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def configured(triplets: Path, reranker: Path, **settings: Any) -> Config:
+    known = {
+        "inputs": [str(triplets)],
+        "output": str(triplets.parent / "scored"),
+        "model": str(reranker),
+        "precision": "fp32",
+        "part_rows": 20,
+    }
+    return parse({"scoring": known | settings, "embedding": {"precision": "fp32"}})
+
+
+def rows_of(folder: str | Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder).to_pylist()
+
+
+def bytes_of(folder: str | Path) -> dict[str, int]:
+    """The content of files but for the ids in their footers."""
+    return {path.name: repr(rows_of(path)) for path in Path(folder).glob("part-*")}
+
+
+def test_scores_are_those_of_the_cross_encoder(spark, triplets, reranker):
+    summary = pipelines.score(configured(triplets, reranker))
+    before, rows = rows_of(triplets), rows_of(summary.folder)
+    assert list(rows[0]) == [
+        *("id", "anchor", "positive", "negative_0", "negative_1"),
+        *("positive_score", "negative_0_score", "negative_1_score"),
+    ]
+    theirs = CrossEncoder(str(reranker), device="cpu")
+    known = 0
+    for old, new in zip(before, rows, strict=True):
+        assert {name: old[name] for name in list(new)[:5]} == {
+            name: new[name] for name in list(new)[:5]
+        }
+        for name in ("positive", "negative_0", "negative_1"):
+            score = new[f"{name}_score"]
+            if old["anchor"] is None or old[name] is None:
+                assert score is None
+                continue
+            known += 1
+            assert score == pytest.approx(theirs.predict((old["anchor"], old[name])), abs=1e-5)
+    assert (summary.rows, summary.scored, summary.pairs) == (ROWS, ROWS, known)
+    above = [
+        new[f"negative_{number}_score"] > new["positive_score"]
+        for new in rows
+        for number in (0, 1)
+        if None not in (new["positive_score"], new[f"negative_{number}_score"])
+    ]
+    assert summary.above == pytest.approx(np.mean(above))
+    manifest = json.loads(Path(summary.folder, "_manifest.json").read_text())
+    assert manifest["score_columns"] == list(rows[0])[5:]
+    names = {path.name for path in Path(summary.folder).iterdir()}
+    assert {name for name in names if not name.startswith("part-")} == {
+        *("_manifest.json", "_scoring.json")
+    }
+
+
+def test_logits_an_encoder_and_both_together(spark, triplets, reranker, small_model):
+    def scored(name: str, **settings: Any) -> np.ndarray:
+        output = str(triplets.parent / name)
+        config = configured(triplets, reranker, output=output, **settings)
+        rows = rows_of(pipelines.score(config).folder)
+        return np.array([row["positive_score"] for row in rows if row["anchor"] is not None])
+
+    encoder = {"encoder": str(small_model)}
+    probabilities, logits = scored("one"), scored("two", logits=True)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probabilities, atol=1e-5)
+    cosines = scored("three", scorer="bi_encoder", **encoder)
+    texts = [row for row in rows_of(triplets) if row["anchor"] is not None]
+    embed = load_embedder(small_model, precision="fp32")
+    first, second = embed([row["anchor"] for row in texts]), embed([r["positive"] for r in texts])
+    np.testing.assert_allclose(cosines, (first * second).sum(axis=1), atol=1e-4)
+    both = scored("four", scorer="fusion", weight=0.25, **encoder)
+    np.testing.assert_allclose(both, 0.25 * probabilities + 0.75 * cosines, atol=1e-5)
+
+
+def test_a_killed_job_goes_on_and_ends_with_the_same_rows(
+    spark, triplets, reranker, monkeypatch, caplog
+):
+    whole = pipelines.score(configured(triplets, reranker, output=str(triplets.parent / "whole")))
+    config = configured(triplets, reranker)
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.scoring.score._summary", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.score(config)
+    begun = next_folder(Path(config.scoring.output))
+    lost = sorted(begun.glob("part-*"))[2]
+    rows = pq.read_metadata(lost).num_rows
+    lost.unlink()
+    with caplog.at_level(logging.INFO):
+        summary = pipelines.score(config)
+    assert "resuming the table in" in caplog.text
+    assert summary.scored == rows
+    assert bytes_of(summary.folder) == bytes_of(whole.folder)
+    again = pipelines.score(config)
+    assert (again.scored, str(again)) == (0, f"nothing to score: all {ROWS} rows have scores")
+
+
+def test_another_table_is_replaced_only_if_asked(spark, triplets, reranker):
+    config = configured(triplets, reranker)
+    pipelines.score(config)
+    with pytest.raises(InputError, match=r"^scoring\.logits: .* was made with another value"):
+        pipelines.score(configured(triplets, reranker, logits=True))
+    again = pipelines.score(configured(triplets, reranker, logits=True, overwrite=True))
+    assert again.scored == ROWS
+    Path(config.scoring.output, "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"^scoring\.output: .* holds other files \(notes\.txt"):
+        pipelines.score(configured(triplets, reranker, overwrite=True))
+
+
+def test_other_formats_and_the_table_of_mining(spark, triplets, reranker, lines):
+    wanted = [
+        row["positive_score"]
+        for row in rows_of(pipelines.score(configured(triplets, reranker)).folder)
+    ]
+    path = triplets.with_suffix(".jsonl")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows_of(triplets)))
+    output = str(triplets.parent / "from-lines")
+    config = configured(triplets, reranker, inputs=[str(path)], format="jsonl", output=output)
+    found = {row["id"]: row["positive_score"] for row in rows_of(pipelines.score(config).folder)}
+    assert [found[number] for number in range(ROWS)] == pytest.approx(wanted, abs=1e-5)
+    output = str(triplets.parent / "of-mining")
+    config = configured(triplets, reranker, inputs=[], output=output)
+    config = config.changed("mining", output=str(triplets.parent / "mined"))
+    Path(config.mining.output).mkdir()
+    triplets.rename(Path(config.mining.output) / "part-0.parquet")
+    assert pipelines.score(config).rows == ROWS
+
+
+FAULTS = [
+    ({"model": None}, "scoring.model", "it is empty. Name the folder of a cross-encoder"),
+    ({"model": "/nowhere"}, "scoring.model", "there is no folder /nowhere"),
+    ({"scorer": "bi_encoder"}, "scoring.encoder", "it is empty. Name a sentence-transformers"),
+    ({"scorer": "bi_encoder", "encoder": "/nowhere"}, "scoring.encoder", "there is no folder"),
+    ({"inputs": ["/nowhere.parquet"]}, "scoring.inputs", "/nowhere.parquet"),
+    ({"anchor_column": "query"}, "scoring.anchor_column", "has no column `query`"),
+    ({"positive_column": "id"}, "scoring.positive_column", "`id` of "),
+    ({"negative_columns": ["wrong"]}, "scoring.negative_columns", "has no column `wrong`"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "problem"), FAULTS, ids=[problem for _, _, problem in FAULTS]
+)
+def test_what_cannot_be_scored_is_refused_before_spark(
+    triplets, reranker, changed, key, problem, monkeypatch
+):
+    monkeypatch.setattr(
+        "pipelines.jobs.score.spark_session", lambda *_, **__: pytest.fail("Spark was started")
+    )
+    with pytest.raises(InputError) as refused:
+        pipelines.score(configured(triplets, reranker, **changed))
+    assert refused.value.key == key
+    assert problem in str(refused.value)
+
+
+def test_logits_and_cosines_are_not_added(triplets, reranker):
+    with pytest.raises(InputError, match=r"^scoring\.logits: logits and cosines have no common"):
+        configured(triplets, reranker, scorer="fusion", logits=True)
+
+
+def test_an_output_around_the_input_is_refused(triplets, reranker):
+    with pytest.raises(InputError, match=r"^scoring\.output: .* holds the input"):
+        pipelines.score(configured(triplets, reranker, output=str(triplets.parent)))
