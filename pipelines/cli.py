@@ -276,6 +276,15 @@ def search(
         bool,
         typer.Option("--hybrid", help="Merge the ranking by vectors with one by words (BM25)."),
     ] = False,
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            "--rerank", help="Folder of a cross-encoder, which ranks the best rows again."
+        ),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, help="Rows of each query for --rerank.")
+    ] = 50,
 ) -> None:
     """Print the rows of an embedded table nearest to a query."""
 

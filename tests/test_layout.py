@@ -35,6 +35,7 @@ runs
 training
 engines
 vectors
+questions scoring
 publishing
 evaluation
 embedding
@@ -54,7 +55,7 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 # modules that exist for one import it as soon as they are imported themselves.
 TORCH = (
     *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
-    *("*.model_parallel", "*.megatron.*"),
+    *("*.model_parallel", "*.megatron.*", "*.questions.local_model"),
 )
 MESH = ("*.engines.mesh.*",)
 HEAVY = {
@@ -73,7 +74,11 @@ HEAVY = {
     "pyiceberg": (),
     "mlflow": ("*.tracking.mlflow",),
     "tensorboardX": ("*.tracking.tensorboard",),
-    "transformers": ("*.hf.torch*", "*.exports.torch_graph"),
+    "transformers": (
+        *("*.hf.torch*", "*.exports.torch_graph", "*.rerankers.torch"),
+        "*.questions.local_model",
+    ),
+    "openai": ("*.questions.endpoint",),
     "onnx_ir": ("*.exports.onnx",),
     "onnxruntime": ("*.exports.onnx",),
     "model2vec": ("*.exports.model2vec",),
@@ -88,7 +93,7 @@ HEAVY = {
 }
 JOBS = (
     *("prepare", "train", "evaluate", "run", "embed", "publish", "mine", "search", "promote"),
-    *("report", "export"),
+    *("report", "export", "ask", "score"),
 )
 # What a driver or a notebook imports first, before it knows which engine is asked for.
 FIRST = (

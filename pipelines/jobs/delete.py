@@ -144,7 +144,9 @@ def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
         *([table] if vectors is None else []),
         *([followed] if vectors else []),
         *([merged] if config.embedding.merge_into else []),
+        f"questions about documents ({config.questions.output}): ask again without the rows",
         f"pairs with hard negatives ({config.mining.output}): mine them again",
+        f"pairs with scores ({config.scoring.output}): score them again",
         "other tables of embeddings, and copies in storage.cache_folder after searches",
     )
 

@@ -377,6 +377,9 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
     several = len(queries) > 1
     if several:
         table.add_column("query")
+    has_scores = any(hit.score is not None for hit in hits)
+    if has_scores:
+        table.add_column("score", justify="right")
     table.add_column("cosine", justify="right")
     is_hybrid = any(hit.by_vectors or hit.by_words for hit in hits)
     if is_hybrid:
@@ -391,8 +394,10 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
         is_last = following is None or following.query != hit.query
         row = _cell(f"{hit.position:,}" if hit.key is None else hit.key)
         ranks = [str(rank or "") for rank in (hit.by_vectors, hit.by_words)] if is_hybrid else []
-        cosine = f"{hit.cosine:.4f}"
-        table.add_row(*asked, cosine, *ranks, row, text, end_section=several and is_last)
+        figures = [f"{hit.cosine:.4f}"]
+        if has_scores:
+            figures.insert(0, "" if hit.score is None else f"{hit.score:.4f}")
+        table.add_row(*asked, *figures, *ranks, row, text, end_section=several and is_last)
     return table
 
 

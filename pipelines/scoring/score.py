@@ -80,6 +80,7 @@ class ScoringSummary:
     Attributes:
         folder: The table; in a store, its current version.
         rows: Rows of the table.
+        left_out: Rows of the input with too few negatives below the margin.
         pairs: Scores in it; a row without one of the texts has none for it.
         positive_score: Mean score of the positives; ``negative_score`` likewise, None without.
         above: Share of negatives with a higher score than their positive.
@@ -88,6 +89,7 @@ class ScoringSummary:
 
     folder: str
     rows: int
+    left_out: int
     pairs: int
     positive_score: float | None
     negative_score: float | None
@@ -114,6 +116,9 @@ class ScoringSummary:
             if self.negative_score is not None:
                 line += f", of negatives {self.negative_score:.3f}"
             lines.append(line)
+        if self.left_out:
+            read = self.rows + self.left_out
+            lines.append(f"{self.left_out:,} of {read:,} rows left out: too few negatives pass")
         if self.above is not None:
             lines.append(f"{self.above:.1%} of the negatives score above their positive")
         return lines
@@ -124,15 +129,25 @@ class ScoringSummary:
 
 @dataclass(frozen=True)
 class Texts:
-    """The columns of a table: the anchor, and its candidates, the positive first."""
+    """The columns of a table: the anchor, and its candidates, the positive first.
+
+    Of the negatives, ``kept`` ones stay that score ``margin`` below the positive; None: all.
+    """
 
     anchor: str
     candidates: tuple[str, ...]
+    kept: int | None = None
+    margin: float = 0.0
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The columns of candidates in the output."""
+        return self.candidates if self.kept is None else self.candidates[: 1 + self.kept]
 
     @property
     def scores(self) -> list[str]:
         """The columns of scores."""
-        return [f"{name}{SUFFIX}" for name in self.candidates]
+        return [f"{name}{SUFFIX}" for name in self.written]
 
 
 @dataclass(frozen=True)
@@ -160,7 +175,10 @@ class ScoringJob:
         except InputError as error:
             raise _renamed(error) from None
         asked = settings.model_dump(mode="json")
-        columns = ("format", "anchor_column", "positive_column", "negative_columns", "scorer")
+        columns = (
+            *("format", "anchor_column", "positive_column", "negative_columns", "scorer"),
+            *("keep_negatives", "margin"),
+        )
         identity = {
             _FORM_KEY: FORM,
             INPUTS: [list(table.inputs), stamp],
@@ -211,7 +229,15 @@ class ScoringJob:
                 if not is_text(types[name]):
                     problem = f"`{name}` of {where} holds {types[name]}"
                     raise InputError(key, problem, "Name a column of strings")
-        return Texts(settings.anchor_column, (settings.positive_column, *negatives))
+        kept = settings.keep_negatives
+        if kept is not None and kept > len(negatives):
+            raise InputError(
+                "scoring.keep_negatives",
+                f"{where} has {len(negatives)} negatives in a row",
+                f"Set it to at most {len(negatives)}" if negatives else "Leave it out",
+            )
+        candidates = (settings.positive_column, *negatives)
+        return Texts(settings.anchor_column, candidates, kept, settings.margin)
 
     def is_done(self) -> bool:
         """Return whether this table exists already.
@@ -348,7 +374,7 @@ class _Plan:
         """Return the plan of a folder."""
 
         def built(known: dict[str, Any]) -> _Plan:
-            texts = Texts(known["texts"]["anchor"], tuple(known["texts"]["candidates"]))
+            texts = Texts(**{**known["texts"], "candidates": tuple(known["texts"]["candidates"])})
             parts = (
                 RowRange(
                     **{
@@ -403,10 +429,13 @@ def score_parts(
     """Write a file for each part, atomically; yield its number of rows. Runs on an executor."""
     for part in parts:
         sign = attempts / f"{part.name}.sign"
+        # A part fits into memory, and its footer begins with the number of rows left out.
+        scored = list(_scored(part, texts, scorer, sign))
+        left_out = part.rows - sum(batch.num_rows for batch in scored)
         with storage.built_file(folder / f"{part.name}.parquet", aside_in=attempts) as path:
-            rows = write_part(path, _scored(part, texts, scorer, sign), texts.scores)
+            write_part(path, iter(scored), texts.scores, left_out)
         sign.unlink(missing_ok=True)
-        yield rows
+        yield part.rows
 
 
 def _scored(
@@ -433,15 +462,46 @@ def with_scores(batch: pa.RecordBatch, texts: Texts, scorer: Scorer) -> pa.Recor
     scores = np.full((len(columns), len(anchors)), np.nan, np.float32)
     if places:
         scores[tuple(np.transpose(places))] = scorer.scores(queries, documents)
+    if texts.kept is not None:
+        batch, scores = _without_false_negatives(batch, scores, texts)
     added = {
         name: pa.array(values, pa.float32(), from_pandas=True)
         for name, values in zip(texts.scores, scores, strict=True)
     }
-    kept = {name: batch.column(name) for name in batch.schema.names if name not in added}
+    left_out = {*added, *(f"{name}{SUFFIX}" for name in texts.candidates)}
+    left_out |= {*texts.candidates} - {*texts.written}
+    kept = {name: batch.column(name) for name in batch.schema.names if name not in left_out}
     fields = [batch.schema.field(name) for name in kept]
     fields += [pa.field(name, pa.float32()) for name in added]
     schema = pa.schema(fields, batch.schema.metadata)
     return pa.RecordBatch.from_arrays([*kept.values(), *added.values()], schema=schema)
+
+
+def _without_false_negatives(
+    batch: pa.RecordBatch, scores: np.ndarray, texts: Texts
+) -> tuple[pa.RecordBatch, np.ndarray]:
+    """Return the rows with enough negatives below the margin, and the first of these negatives.
+
+    ``scores`` are float32 [candidates, rows], NaN without a text.
+    """
+    assert texts.kept is not None, "all negatives are kept"
+    # A comparison with NaN is false.
+    passes = (scores[1:] <= scores[0] - texts.margin).T
+    rows = np.flatnonzero(passes.sum(axis=1) >= texts.kept)
+    # Stable: the first ones that pass, in their order.
+    chosen = 1 + np.argsort(~passes[rows], axis=1, kind="stable")[:, : texts.kept]
+    left = batch.take(pa.array(rows))
+    names = texts.candidates
+    columns = {name: as_text(left.column(name)).to_pylist() for name in names[1:]}
+    places = [left.schema.get_field_index(name) for name in names[1 : 1 + texts.kept]]
+    arrays = list(left.columns)
+    for number, place in enumerate(places):
+        of_rows = enumerate(chosen[:, number].tolist())
+        values = [columns[names[candidate]][row] for row, candidate in of_rows]
+        arrays[place] = pa.array(values, pa.string()).cast(left.schema.field(place).type)
+    found = pa.RecordBatch.from_arrays(arrays, schema=left.schema)
+    kept = np.take_along_axis(scores[:, rows], chosen.T, axis=0)
+    return found, np.concatenate([scores[:1, rows], kept])
 
 
 def _summary(folder: Location, plan: _Plan, scored: int, seconds: float) -> ScoringSummary:
@@ -454,6 +514,7 @@ def _summary(folder: Location, plan: _Plan, scored: int, seconds: float) -> Scor
     return ScoringSummary(
         folder=str(folder),
         rows=len(scores),
+        left_out=sum(part.rows for part in plan.parts) - len(scores),
         pairs=int((~np.isnan(scores)).sum()),
         positive_score=_mean(positives),
         negative_score=_mean(negatives),

@@ -57,13 +57,25 @@ class ScoringSettings(Settings):
     and `batch_tokens`."""
     weight: float = Field(default=0.5, gt=0, lt=1)
     """Share of the cross-encoder in `fusion`; the cosine has the rest. Both are between 0 and 1."""
+    keep_negatives: int | None = Field(default=None, ge=1)
+    """Negatives to keep of each row: the first ones that score at least `margin` below the
+    positive. Rows with fewer are left out. Null: all, whatever their scores."""
+    margin: float = Field(default=0.0, ge=0)
+    """Least distance of a kept negative's score from the positive's, as a filter of false
+    negatives."""
     part_megabytes: int = Field(default=16, ge=1)
     """Approximate size of an output file, the unit of work and resuming."""
     part_rows: int | None = Field(default=512, ge=1)
     """Most rows of an output file. Null: any number."""
 
     def check(self) -> None:
-        """Refuse a fusion of logits: they have no common scale with cosines."""
+        """Refuse a fusion of logits, which have no common scale with cosines, and a lone margin."""
+        if self.margin and self.keep_negatives is None:
+            raise InputError(
+                "scoring.margin",
+                "it filters negatives, and scoring.keep_negatives keeps all",
+                "Set scoring.keep_negatives, or leave it out",
+            )
         if self.scorer == "fusion" and self.logits:
             raise InputError(
                 "scoring.logits",

@@ -9,8 +9,9 @@ exact search by vectors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ from pipelines.files.locations import Location
 from pipelines.models.identity import has_made
 from pipelines.models.inference.backends import INT8
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.rerankers.folder import Reranker
 from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.parquet_parts import read_footers
@@ -59,7 +61,8 @@ class Hit:
 
     ``rank`` starts at 1. ``position`` is the row's in the table; ``key`` is None in a table without
     a column of keys. ``by_vectors`` and ``by_words`` are ranks by cosine and by BM25 alone;
-    None if unknown or below the :func:`candidates`.
+    None if unknown or below the :func:`candidates`. ``score`` is that of a cross-encoder, if one
+    has ranked the rows.
     """
 
     query: int
@@ -70,6 +73,7 @@ class Hit:
     key: str | None = None
     by_vectors: int | None = None
     by_words: int | None = None
+    score: float | None = None
 
 
 def read_queries(path: str | Path) -> list[str]:
@@ -112,8 +116,8 @@ def text_bytes(table: VectorTable) -> int:
     return size
 
 
-def text_column(table: VectorTable) -> str:
-    """Return the column of a table's texts.
+def text_column(table: VectorTable, use: str = "whose words --hybrid counts") -> str:
+    """Return the column of a table's texts; ``use`` says what for, in the message.
 
     Raises:
         InputError: No embedding job has recorded it.
@@ -121,8 +125,8 @@ def text_column(table: VectorTable) -> str:
     if table.text is None:
         raise InputError(
             "embedding.output",
-            f"{table.folder} does not name its column of texts, whose words --hybrid counts",
-            "Search it without --hybrid, or name a table that `embed` has written",
+            f"{table.folder} does not name its column of texts, {use}",
+            "Leave the option out, or name a table that `embed` has written",
         )
     return table.text
 
@@ -166,6 +170,31 @@ def find_texts(
         return _hits(table, nearest, nearest.scores)
     fused = fuse_with_words(table, queries, vectors, nearest, k, session)
     return _hits(table, fused.found, fused.cosines, fused)
+
+
+def reranked(hits: Sequence[Hit], queries: Sequence[str], reranker: Reranker, k: int) -> list[Hit]:
+    """Rank the hits of each query again by a cross-encoder, and return its k best.
+
+    Rows without a text come last. Equal scores keep their order.
+
+    Raises:
+        InputError: The cross-encoder cannot be loaded.
+    """
+    from pipelines.models.rerankers.torch import CrossEncoder
+
+    known = [hit for hit in hits if hit.text is not None]
+    score = CrossEncoder(reranker)
+    scores = score([queries[hit.query] for hit in known], [str(hit.text) for hit in known])
+    scored = [
+        *(replace(hit, score=float(one)) for hit, one in zip(known, scores, strict=True)),
+        *(hit for hit in hits if hit.text is None),
+    ]
+    order = sorted(scored, key=lambda hit: (hit.query, np.inf if hit.score is None else -hit.score))
+    return [
+        replace(hit, rank=rank)
+        for _, of_query in groupby(order, key=lambda hit: hit.query)
+        for rank, hit in enumerate(islice(of_query, k), start=1)
+    ]
 
 
 def embed_queries(

@@ -128,6 +128,38 @@ def test_logits_an_encoder_and_both_together(spark, triplets, reranker, small_mo
     np.testing.assert_allclose(both, 0.25 * probabilities + 0.75 * cosines, atol=1e-5)
 
 
+def test_false_negatives_are_left_out_and_the_next_ones_take_their_places(
+    spark, triplets, reranker
+):
+    whole = rows_of(
+        pipelines.score(
+            configured(triplets, reranker, output=str(triplets.parent / "whole"))
+        ).folder
+    )
+    config = configured(triplets, reranker, keep_negatives=1, margin=0.02)
+    summary = pipelines.score(config)
+    wanted = []
+    for row in whole:
+        scores = [row[f"negative_{number}_score"] for number in (0, 1)]
+        found = [
+            (row["id"], row[f"negative_{number}"], score)
+            for number, score in enumerate(scores)
+            if None not in (score, row["positive_score"]) and score <= row["positive_score"] - 0.02
+        ]
+        wanted += found[:1]
+    rows = rows_of(summary.folder)
+    assert [(row["id"], row["negative_0"], row["negative_0_score"]) for row in rows] == wanted
+    assert 0 < len(rows) < ROWS
+    assert (summary.rows, summary.left_out, summary.above) == (len(rows), ROWS - len(rows), 0.0)
+    assert list(rows[0]) == [
+        *("id", "anchor", "positive", "negative_0", "positive_score", "negative_0_score"),
+    ]
+    with pytest.raises(InputError, match=r"^scoring\.keep_negatives: .* has 2 negatives in a row"):
+        pipelines.score(configured(triplets, reranker, keep_negatives=3, overwrite=True))
+    with pytest.raises(InputError, match=r"^scoring\.margin: it filters negatives"):
+        configured(triplets, reranker, margin=0.1)
+
+
 def test_a_killed_job_goes_on_and_ends_with_the_same_rows(
     spark, triplets, reranker, monkeypatch, caplog
 ):

@@ -26,10 +26,12 @@ _REMEDY = "Name a folder that `CrossEncoder.save_pretrained` has written"
 class Reranker:
     """A cross-encoder of one score; plain values, sent to executors.
 
-    ``is_probability``: whether its folder asks for scores between 0 and 1, by a sigmoid.
+    ``key`` is the setting or the option that names it. ``is_probability``: whether its folder asks
+    for scores between 0 and 1, by a sigmoid.
     """
 
     folder: Location
+    key: str
     digest: str
     is_probability: bool
 
@@ -59,7 +61,7 @@ def read_reranker(folder: Location, key: str) -> Reranker:
         raise InputError(
             key, f"{folder} gives {count} scores for a pair", "Name one with one label"
         )
-    return Reranker(folder, model_digest(folder), _is_probability(folder, config, key))
+    return Reranker(folder, key, model_digest(folder), _is_probability(folder, config, key))
 
 
 def _config(folder: Location, path: Any, key: str) -> Mapping[str, Any]:

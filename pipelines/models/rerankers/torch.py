@@ -50,9 +50,8 @@ class CrossEncoder:
             )
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0][:200]
-            raise InputError(
-                "scoring.model", f"{reranker.folder} cannot be loaded ({reason})", "Restore it"
-            ) from None
+            problem = f"{reranker.folder} cannot be loaded ({reason})"
+            raise InputError(reranker.key, problem, "Restore it, or save it again") from None
         in_bf16 = precision == "bf16" or (precision == "auto" and has_bf16(self._device))
         self._model = model.to(self._device, torch.bfloat16 if in_bf16 else torch.float32).eval()
         self._by_sigmoid = reranker.is_probability and not logits
