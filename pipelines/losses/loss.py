@@ -26,9 +26,9 @@ of length 1, in the order of the loss's ``sides``; their targets, see
 :data:`pipelines.losses.candidates.Targets`; and the loss's settings. They return the mean loss of
 the anchors, the texts of the first side, which may be fewer than their candidates.
 
-Those of a loss with a :class:`Reconstruction` take instead a view of the encoder, see
-:class:`pipelines.pretraining.torch_head.View`; the arrays of :attr:`Reconstruction.noise` for some
-texts; and the settings. They return a sum over texts, to which parts of the texts add up.
+Those of a loss with a :class:`TokenLoss` take instead a view of the encoder, see
+:class:`pipelines.pretraining.torch_head.View`; the arrays of :attr:`TokenLoss.inputs` for some
+examples; and the settings. They return a sum over examples, to which parts of them add up.
 
 BigDL's takes the sides as nodes of a graph, [granules, examples, width] each; the examples of a
 granule; and the settings. It returns a node, and the criterion of dllib that compares it with the
@@ -52,25 +52,32 @@ LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction:
-    """The parts of a loss with own weights that reconstructs texts from an encoder's tokens.
+class TokenLoss:
+    """The parts of a loss with weights of its own that reads an encoder's hidden states.
 
     Attributes:
         uses: Its need among an architecture's
-            :attr:`~pipelines.models.architecture.Architecture.rewrites`.
+            :attr:`~pipelines.models.architecture.Architecture.token_losses`.
         shapes: Of its weights by name, for the spec of an encoder. They begin as BERT's do; a
             prediction head comes from the start, if it has one.
-        noise: Makes arrays by name, [texts, ...] each, from a granule's texts, the vocabulary's
-            special ids, the settings, and a generator.
-        masks: Whether its noise needs a mask token.
+        inputs: Makes arrays by name, [examples, ...] each, from the sides of a granule, the
+            vocabulary's special ids, the settings, and a generator.
+        tokens: Padded tokens of an example, given the longest text of each side.
+        masks: Whether it needs a mask token.
         check_spec: Refuses an unfit encoder with an `InputError`.
+        scores_pairs: Whether the encoder becomes a cross-encoder: its own weights then are part of
+            the model.
     """
 
     uses: str
     shapes: Callable[[Any], Mapping[str, tuple[int, ...]]]
-    noise: Callable[[Side, SpecialIds, Any, np.random.Generator], Mapping[str, np.ndarray]]
+    inputs: Callable[
+        [Sequence[Side], SpecialIds, Any, np.random.Generator], Mapping[str, np.ndarray]
+    ]
+    tokens: Callable[[Sequence[int], Any], int] = lambda longest, settings: max(longest)
     masks: bool
     check_spec: Callable[[Any], None]
+    scores_pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ class Loss:
         labels: Whether scores must be 0 or 1.
         check: Refuses unfit settings with an `InputError`, beyond the checks by ``needs`` and
             ``forms``.
-        reconstruction: Of a loss that reconstructs texts.
+        token_loss: Of a loss with weights of its own.
     """
 
     name: str
@@ -101,7 +108,7 @@ class Loss:
     forms: Mapping[str, Form]
     labels: bool = False
     check: Callable[[Config], None] = lambda config: None
-    reconstruction: Reconstruction | None = None
+    token_loss: TokenLoss | None = None
 
     def form(self, framework: str) -> Form:
         """Return the form of a framework; refuse a framework without one."""
@@ -117,7 +124,7 @@ class Loss:
         """Refuse an unsuitable corpus, framework or settings, before Spark starts."""
         self.check(config)
         corpus = config.corpus
-        if self.reconstruction and config.objective.dimensions:
+        if self.token_loss and config.objective.dimensions:
             raise InputError(
                 "objective.dimensions", f"`{self.name}` compares no embeddings", "Leave it out"
             )

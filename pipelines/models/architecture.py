@@ -24,8 +24,8 @@ Modules: TypeAlias = Sequence[tuple[str, str]]
 NORMALISING = "Normalize"
 """The module that scales embeddings to length 1; it may follow any architecture."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
-Rewrite: TypeAlias = Literal["tokens", "decoder"]
-"""The needs of reconstruction objectives among an architecture's abilities."""
+TokenNeed: TypeAlias = Literal["tokens", "decoder"]
+"""The needs of losses over hidden states among an architecture's abilities."""
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
 """Values of ``training.framework``."""
@@ -107,8 +107,8 @@ class Architecture:
             the encoder is one unit, and has no `division`. `megatron` and `mesh` are for the
             engines of these names. `bigdl_memory` gives the heap of a step beside `bigdl`.
         division: How workers divide it; None if they cannot.
-        rewrites: What its form in PyTorch offers reconstruction objectives: `tokens` if its hidden
-            states describe each token, `decoder` if its layers also form a decoder, see
+        token_losses: What its form in PyTorch offers losses over hidden states: `tokens` if these
+            describe each token, `decoder` if its layers also form a decoder, see
             :meth:`pipelines.models.bert.torch.BertEncoder.decode`.
         leaves_ends_out: Whether it leaves out the first and the last token of every text, as
             special ones; otherwise a tokenizer may add any number, or none.
@@ -129,7 +129,7 @@ class Architecture:
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
     division: Division | None = None
-    rewrites: tuple[Rewrite, ...] = ()
+    token_losses: tuple[TokenNeed, ...] = ()
     leaves_ends_out: bool = False
     packs: bool = False
 

@@ -1,6 +1,6 @@
 """Reconstruction objectives: they predict tokens of texts, with weights of their own.
 
-Each declares a :class:`pipelines.losses.loss.Reconstruction`: weights, trained beside the encoder's
+Each declares a :class:`pipelines.losses.loss.TokenLoss`: weights, trained beside the encoder's
 and left out of the model; noise, numpy arrays that depend only on (seed, epoch, granule); and a
 loss of these arrays and of the encoder's hidden states, see
 :class:`pipelines.pretraining.torch_head.View`. The settings are read from here, so this module
@@ -9,13 +9,13 @@ imports arrays and frameworks inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.losses.loss import Loss, Reconstruction
+from pipelines.losses.loss import Loss, TokenLoss
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _objective(
     summary: str,
     settings: type[ObjectiveSettings],
     torch: Any,
-    reconstruction: Reconstruction,
+    token_loss: TokenLoss,
 ) -> Loss:
     """Declare an objective over single texts."""
     return Loss(
@@ -47,8 +47,20 @@ def _objective(
         uses_negatives=False,
         settings=settings,
         forms={"torch": torch},
-        reconstruction=reconstruction,
+        token_loss=token_loss,
     )
+
+
+def _of_one(noise: Callable[..., Arrays]) -> Callable[..., Arrays]:
+    """Return the inputs of an objective over single texts."""
+
+    def inputs(
+        sides: Sequence[Side], ids: SpecialIds, settings: Any, draw: np.random.Generator
+    ) -> Arrays:
+        (side,) = sides
+        return noise(side, ids, settings, draw)
+
+    return inputs
 
 
 class MlmSettings(ObjectiveSettings):
@@ -107,10 +119,10 @@ MLM = _objective(
     "Masked language modelling: predicts masked words from the words around them.",
     MlmSettings,
     mlm,
-    Reconstruction(
+    TokenLoss(
         uses="tokens",
         shapes=head_shapes,
-        noise=mlm_noise,
+        inputs=_of_one(mlm_noise),
         masks=True,
         check_spec=check_mlm,
     ),
@@ -178,10 +190,10 @@ CLM = _objective(
     "Causal language modelling: predicts each token from the tokens before it.",
     ClmSettings,
     clm,
-    Reconstruction(
+    TokenLoss(
         uses="tokens",
         shapes=lambda spec: {},
-        noise=clm_noise,
+        inputs=_of_one(clm_noise),
         masks=False,
         check_spec=check_clm,
     ),
@@ -281,10 +293,10 @@ TSDAE = _objective(
     "TSDAE: reconstructs a text from one vector of the text with most tokens deleted.",
     TsdaeSettings,
     tsdae,
-    Reconstruction(
+    TokenLoss(
         uses="decoder",
         shapes=tsdae_shapes,
-        noise=tsdae_noise,
+        inputs=_of_one(tsdae_noise),
         masks=False,
         # Every encoder whose architecture has a decoder is trained, dense layers too.
         check_spec=lambda spec: None,
@@ -380,10 +392,10 @@ RETROMAE = _objective(
     "RetroMAE: a weak layer reconstructs a text from one vector of the masked text.",
     RetromaeSettings,
     retromae,
-    Reconstruction(
+    TokenLoss(
         uses="decoder",
         shapes=retromae_shapes,
-        noise=retromae_noise,
+        inputs=_of_one(retromae_noise),
         masks=True,
         check_spec=check_retromae,
     ),

@@ -21,7 +21,7 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.lanes.files import Side
 from pipelines.lanes.plan import noise_seed
-from pipelines.losses.loss import Loss, Reconstruction
+from pipelines.losses.loss import Loss, TokenLoss
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.models.architecture import Architecture, Shapes, architecture_of
 from pipelines.models.checkpoint_files import read_checkpoint
@@ -191,13 +191,13 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
         InputError: The objective cannot train this encoder, or needs a mask token.
     """
     loss = _loss(config)
-    reconstruction = loss.reconstruction
-    if reconstruction is None:
+    token_loss = loss.token_loss
+    if token_loss is None:
         return
-    _check_architecture(loss.name, reconstruction, start_architecture(config))
+    _check_architecture(loss.name, token_loss, start_architecture(config))
     folder = start_folder(config)
     if folder is not None:
-        reconstruction.check_spec(read_encoder(folder)[0])
+        token_loss.check_spec(read_encoder(folder)[0])
     if tokenizer is not None:
         special_ids(config, tokenizer)
 
@@ -211,19 +211,19 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
         InputError: The objective cannot train this encoder.
     """
     loss = _loss(config)
-    reconstruction = loss.reconstruction
-    if reconstruction is None:
+    token_loss = loss.token_loss
+    if token_loss is None:
         return {}
-    _check_architecture(loss.name, reconstruction, architecture_of(spec))
-    reconstruction.check_spec(spec)
-    fresh = fresh_weights(reconstruction, spec, config.training.seed)
-    head = _head_of_start(config, reconstruction, spec)
+    _check_architecture(loss.name, token_loss, architecture_of(spec))
+    token_loss.check_spec(spec)
+    fresh = fresh_weights(token_loss, spec, config.training.seed)
+    head = _head_of_start(config, token_loss, spec)
     return fresh | {f"{OBJECTIVE}{name}": value for name, value in head.items()}
 
 
-def fresh_weights(reconstruction: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
+def fresh_weights(token_loss: TokenLoss, spec: EncoderSpec, seed: int) -> Weights:
     """Return an objective's fresh weights, for any start, by their names in checkpoints."""
-    arrays = fresh_arrays(dict(reconstruction.shapes(spec)), seed, _STREAM)
+    arrays = fresh_arrays(dict(token_loss.shapes(spec)), seed, _STREAM)
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
 
 
@@ -233,11 +233,9 @@ def _loss(config: Config) -> Loss:
     return loss
 
 
-def _check_architecture(
-    name: str, reconstruction: Reconstruction, architecture: Architecture
-) -> None:
+def _check_architecture(name: str, token_loss: TokenLoss, architecture: Architecture) -> None:
     """Refuse an architecture without an objective's needs."""
-    if reconstruction.uses not in architecture.rewrites:
+    if token_loss.uses not in architecture.token_losses:
         raise InputError(
             "objective.name",
             f"`{name}` cannot train architecture {architecture.spec.kind}",
@@ -245,10 +243,10 @@ def _check_architecture(
         )
 
 
-def _head_of_start(config: Config, reconstruction: Reconstruction, spec: EncoderSpec) -> Weights:
+def _head_of_start(config: Config, token_loss: TokenLoss, spec: EncoderSpec) -> Weights:
     """Return the prediction head of the start; empty without one."""
     shapes = {
-        name: shape for name, shape in reconstruction.shapes(spec).items() if name.startswith(HEAD)
+        name: shape for name, shape in token_loss.shapes(spec).items() if name.startswith(HEAD)
     }
     if not shapes:
         return {}
@@ -269,11 +267,11 @@ def special_ids(config: Config, folder: Location) -> SpecialIds | None:
         InputError: The objective needs a mask token, and there is none.
     """
     loss = _loss(config)
-    reconstruction = loss.reconstruction
-    if reconstruction is None:
+    token_loss = loss.token_loss
+    if token_loss is None:
         return None
     ids = read_special_ids(folder)
-    if reconstruction.masks and ids.mask is None:
+    if token_loss.masks and ids.mask is None:
         raise InputError(
             "tokens.vocabulary",
             f"the tokenizer in {folder} has no mask token, which `{loss.name}` needs",

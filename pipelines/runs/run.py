@@ -37,7 +37,7 @@ class TrainingRun:
         horizons: The planned ends of the run from its first step on, if the end ever moved.
         teacher_axes: The projection of a teacher's vectors, fp32 [teacher's width, embedding's];
             None without a projection.
-        special_ids: The vocabulary's, for a reconstruction objective; else None.
+        special_ids: The vocabulary's, for a loss over hidden states; else None.
         attempt: The number of this attempt on the run; see :mod:`pipelines.runs.attempts`.
     """
 

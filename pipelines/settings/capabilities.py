@@ -74,9 +74,7 @@ def _uses_step_negatives(asked: Asked) -> bool:
 
 
 def _has_own_weights(asked: Asked) -> bool:
-    return any(
-        LOSSES.load(objective.name).reconstruction is not None for objective in asked.objectives
-    )
+    return any(LOSSES.load(objective.name).token_loss is not None for objective in asked.objectives)
 
 
 def _may_drop(asked: Asked) -> bool:

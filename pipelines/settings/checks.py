@@ -205,7 +205,7 @@ def check_sources(
 def _check_own_weights(objectives: Sequence[ObjectiveSettings]) -> None:
     """Refuse an objective with its own weights beside another: not every step would train them."""
     names = [objective.name for objective in objectives]
-    with_weights = [name for name in names if LOSSES.load(name).reconstruction]
+    with_weights = [name for name in names if LOSSES.load(name).token_loss]
     if with_weights and len({*objectives}) > 1:
         raise InputError(
             "corpus.sources.objective",

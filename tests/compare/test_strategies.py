@@ -303,7 +303,7 @@ def test_a_decoder_is_the_same_every_time_and_trains_as_a_language_model(tmp_pat
         spec, weights = read_encoder(config.encoder.start)
         arrays.append(weights)
         assert config.objective.name == "clm"
-        assert LOSSES.load("clm").reconstruction.check_spec(spec) is None
+        assert LOSSES.load("clm").token_loss.check_spec(spec) is None
     assert all(np.array_equal(one, arrays[1][name]) for name, one in arrays[0].items())
     # Places and words are looked up, and all words are predicted.
     weights = 16 * 48 + 16 * 16 + 2 * 16 * 64

@@ -62,7 +62,7 @@ def test_each_token_but_the_first_of_a_text_counts_as_much():
 
 
 def test_it_has_no_weights_of_its_own_and_nothing_random():
-    own = LOSSES.load("clm").reconstruction
+    own = LOSSES.load("clm").token_loss
     assert fresh_weights(own, SPEC, 3) == {}
     one, other = (noised("clm", texts(), number=number) for number in (3, 4))
     assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -72,4 +72,4 @@ def test_it_has_no_weights_of_its_own_and_nothing_random():
 def test_what_sees_the_tokens_to_come_is_refused(kind, tmp_path):
     spec, _ = read_encoder(write_plain(tmp_path / kind, FAMILIES[kind]))
     with pytest.raises(InputError, match=r"objective.name: `clm` needs a decoder"):
-        LOSSES.load("clm").reconstruction.check_spec(spec)
+        LOSSES.load("clm").token_loss.check_spec(spec)

@@ -30,7 +30,7 @@ CASES = [
 def test_every_weight_has_the_gradient_of_the_loss(name, kind, tmp_path):
     """A small step along it lowers the loss by its square."""
     spec, weights = read_encoder(write_plain(tmp_path / "start", FAMILIES[kind]))
-    own = lively(dict(LOSSES.load(name).reconstruction.shapes(spec)), 2)
+    own = lively(dict(LOSSES.load(name).token_loss.shapes(spec)), 2)
     side = texts()
     side = Side(np.where(side.token_ids >= VOCABULARY, 7, side.token_ids), side.lengths)
     inputs = noised(name, side, ids=KNOWN)

@@ -87,7 +87,7 @@ def test_a_start_without_a_head_has_a_fresh_one(tmp_path, caplog):
         own = objective_weights(config_for(folder, "retromae"), spec)
     assert "the start has no prediction head, so a new one starts at random" in caplog.messages
     seed = config_for(folder).training.seed
-    expected = fresh_weights(LOSSES.load("retromae").reconstruction, spec, seed)
+    expected = fresh_weights(LOSSES.load("retromae").token_loss, spec, seed)
     assert_close(own, expected, rtol=0, atol=0)
 
 

@@ -17,7 +17,7 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 
-WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).reconstruction]
+WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).token_loss]
 NAMES = [name for name in WITH_TOKENS if name != "clm"]
 """Those that train an encoder; a decoder's has no noise, and no weights of its own."""
 UNCLIPPED = {"clip_norm": 0.0}
@@ -142,7 +142,7 @@ def made_frozen(name, encoder):
 
 
 def test_own_weights_follow_from_the_seed_and_are_not_the_encoders():
-    own = LOSSES.load("tsdae").reconstruction
+    own = LOSSES.load("tsdae").token_loss
     first, again, other = (fresh_weights(own, SPEC, seed) for seed in (17, 17, 18))
     assert_close(first, again, rtol=0, atol=0)
     name = f"{OBJECTIVE}head.dense.weight"

@@ -41,7 +41,7 @@ def test_value_and_gradients_are_those_of_sentence_transformers(tmp_path, poolin
     pool = modules.Pooling(transformer.get_embedding_dimension(), pooling)
     model = SentenceTransformer(modules=[transformer, pool], device="cpu")
     theirs = DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True).eval()
-    own_shapes = LOSSES.load("tsdae").reconstruction.shapes
+    own_shapes = LOSSES.load("tsdae").token_loss.shapes
     spec, weights = read_encoder(folder)
     spec = type(spec)(**{**vars(spec), "pooling": pooling, "normalise": False})
     parameters = dict(theirs.decoder.named_parameters())

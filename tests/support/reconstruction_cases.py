@@ -54,7 +54,7 @@ def lively(shapes: dict[str, tuple[int, ...]], seed: int) -> Weights:
 
 def weights_of(name: str, spec: BertSpec = SPEC) -> tuple[Weights, Weights]:
     """An encoder's, and those of an objective's own."""
-    own = LOSSES.load(name).reconstruction
+    own = LOSSES.load(name).token_loss
     return lively(weight_shapes(spec), 1), lively(dict(own.shapes(spec)), 2)
 
 
@@ -62,8 +62,8 @@ def noised(
     name: str, side: Side, ids: SpecialIds = IDS, number: int = 3, **keys: Any
 ) -> dict[str, np.ndarray]:
     """What an objective makes of texts."""
-    own = LOSSES.load(name).reconstruction
-    return dict(own.noise(side, ids, objective(name, **keys), generator(17, 0, number)))
+    own = LOSSES.load(name).token_loss
+    return dict(own.inputs([side], ids, objective(name, **keys), generator(17, 0, number)))
 
 
 def loss_and_gradients(

@@ -167,7 +167,7 @@ def stepper(
     teacher = {"model": "teacher"} if is_taught else {}
     sections = {"objective": objective, "training": training, "corpus": corpus}
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
-    own = LOSSES.load(config.objective.name).reconstruction
+    own = LOSSES.load(config.objective.name).token_loss
     sides = sides if own is None else sides[:1]
     run = SimpleNamespace(config=config, sides=sides, special_ids=IDS)
     run.by_source = (run,)

@@ -34,7 +34,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 def losses(place: Place) -> Finding:
     """All that compare embeddings; those that write texts out again are among the steps."""
-    comparing = [name for name in LOSSES if LOSSES.load(name).reconstruction is None]
+    comparing = [name for name in LOSSES if LOSSES.load(name).token_loss is None]
     apart = {}
     for label, keys in {**{name: {"name": name} for name in comparing}, **VARIANTS}.items():
         apart[label] = _compared(place, label, dict(keys))

@@ -181,7 +181,7 @@ def new_stepper(way: Way) -> tuple[TorchStepper, tuple[str, ...]]:
     training = {"framework": "torch", "precision": "fp32", "granules_per_step": GRANULES}
     tree = {**way.settings, "training": {**training, **way.settings.get("training", {})}}
     config = parse(tree)
-    own = LOSSES.load(config.objective.name).reconstruction
+    own = LOSSES.load(config.objective.name).token_loss
     sides = PAIR if own is None else PAIR[:1]
     ids = SpecialIds(special=(0, 1, 2, 3, 4), mask=4, vocabulary=VOCABULARY)
     run = SimpleNamespace(config=config, sides=sides, special_ids=ids)

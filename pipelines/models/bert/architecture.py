@@ -56,7 +56,7 @@ def family_member(
         described_settings=spec.described_settings,
         forms={name: form for name, form in FORMS.items() if name not in without},
         division=DIVISION,
-        rewrites=("tokens", "decoder"),
+        token_losses=("tokens", "decoder"),
         packs=True,
     )
 

@@ -269,5 +269,5 @@ HF = Architecture(
         "torch_module": "pipelines.models.hf.torch:hf_module",
     },
     division=DIVISION,
-    rewrites=("tokens",),
+    token_losses=("tokens",),
 )

@@ -34,7 +34,7 @@ from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.numpy_adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.torch import BatchedWork, to_numpy, total_norm
-from pipelines.training.steppers.torch_reconstruction import Noisy, RewritingModule
+from pipelines.training.steppers.torch_token_loss import Examples, TokenModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
 """The optimiser's names for the checkpoints' m and v."""
@@ -118,9 +118,9 @@ class ShardedStepper(BatchedWork):
         super().__init__(task, checkpoint, collectives, everyone)
         self._shapes = shapes_of(checkpoint.weights)
         # Without memory: nobody holds all of it at any time.
-        self._encoder: EncoderModule | RewritingModule
-        if self._rewriting is not None:
-            self._encoder = RewritingModule(self._rewriting, self._shapes)
+        self._encoder: EncoderModule | TokenModule
+        if self._token_work is not None:
+            self._encoder = TokenModule(self._token_work, self._shapes)
         else:
             self._encoder = self._module()
         self._disk: DiskTensors | None = None
@@ -137,7 +137,7 @@ class ShardedStepper(BatchedWork):
     def _embeddings(self, packs: Sequence[Inputs]) -> list[torch.Tensor]:
         return self._forward(packs)
 
-    def _rewritten(self, part: Noisy) -> torch.Tensor:
+    def _token_loss(self, part: Examples) -> torch.Tensor:
         (loss,) = self._forward([part])
         return loss
 

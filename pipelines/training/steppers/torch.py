@@ -62,7 +62,7 @@ from pipelines.training.steppers.packing import (
     packs_by_width,
 )
 from pipelines.training.steppers.torch_exchange import GradientExchange
-from pipelines.training.steppers.torch_reconstruction import Noisy, rewriting
+from pipelines.training.steppers.torch_token_loss import Examples, token_work
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
@@ -136,7 +136,7 @@ class TorchWork(ABC):
         self._device = worker_device()
         settings = task.run.config.training
         self._training = with_precision(settings, everyone, has_bf16=has_bf16(self._device))
-        self._rewriting = rewriting(task.run, self._spec, self._training)
+        self._token_work = token_work(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
 
@@ -267,8 +267,8 @@ class BatchedWork(TorchWork):
         """Return the embeddings of each pack, [texts, width]."""
 
     @abstractmethod
-    def _rewritten(self, part: Noisy) -> torch.Tensor:
-        """Return the loss of a reconstruction objective on a part of a granule."""
+    def _token_loss(self, part: Examples) -> torch.Tensor:
+        """Return the loss over hidden states of a part of a granule."""
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -279,7 +279,7 @@ class BatchedWork(TorchWork):
         return widths
 
     def _loss(self, work: StepWork) -> torch.Tensor:
-        return super()._loss(work) if self._rewriting is None else self._rewrite(work)
+        return super()._loss(work) if self._token_work is None else self._over_tokens(work)
 
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         count, losses = len(work.granules), []
@@ -317,18 +317,18 @@ class BatchedWork(TorchWork):
         self._pull(of_step, pulls, kept, last=True)
         return loss
 
-    def _rewrite(self, work: StepWork) -> torch.Tensor:
-        """Add the gradients of a reconstruction objective, a sum over the parts of each granule."""
-        assert self._rewriting is not None
-        widths = np.array([[self._rewriting.width(granule)] for granule in work.granules])
+    def _over_tokens(self, work: StepWork) -> torch.Tensor:
+        """Add the gradients of a loss over hidden states, a sum over the parts of each granule."""
+        assert self._token_work is not None
+        widths = np.array([[self._token_work.width(granule)] for granule in work.granules])
         parts = [
             part
             for granule, (width,) in zip(work.granules, self._agreed(widths).tolist(), strict=True)
-            for part in self._rewriting.parts(granule, work.noise_epoch, width)
+            for part in self._token_work.parts(granule, work.noise_epoch, width)
         ]
         total = torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
-            loss = self._rewritten(part) / len(work.granules)
+            loss = self._token_loss(part) / len(work.granules)
             self._backward(loss, last=number == len(parts))
             total += loss.detach()
         return total
@@ -466,8 +466,8 @@ class TorchStepper(BatchedWork):
 
     def _sides_with_words(self, work: StepWork) -> list[Side] | None:
         """Return the texts of a step if only their words have gradients; None if others may."""
-        # A reconstruction objective replaces words. A part may number its words by itself.
-        if self._rewriting is not None or self._part is not WHOLE:
+        # Such a loss may replace words. A part may number its words by itself.
+        if self._token_work is not None or self._part is not WHOLE:
             return None
         names = self._objectives[work.source].sides
         return [granule.sides[name] for granule in work.granules for name in names]
@@ -479,9 +479,9 @@ class TorchStepper(BatchedWork):
             for pack in packs
         ]
 
-    def _rewritten(self, part: Noisy) -> torch.Tensor:
-        assert self._rewriting is not None
-        return self._rewriting.loss(self._effective(), of_objective(self._weights), part)
+    def _token_loss(self, part: Examples) -> torch.Tensor:
+        assert self._token_work is not None
+        return self._token_work.loss(self._effective(), of_objective(self._weights), part)
 
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._exchange.backward(loss, last=last)

@@ -1,4 +1,4 @@
-"""Training by denoising (reconstruction) objectives, in PyTorch. Runs on executors."""
+"""Training by losses over hidden states, with weights of their own, in PyTorch. On executors."""
 
 from __future__ import annotations
 
@@ -24,50 +24,48 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.steppers.packing import bounds, parts_needed
 
 
-class Noisy(NamedTuple):
-    """Texts of a granule under noise, with the seed of their dropout.
+class Examples(NamedTuple):
+    """Examples of a granule, with the seed of their dropout.
 
-    `inputs` come from :attr:`pipelines.losses.loss.Reconstruction.noise`.
+    `inputs` come from :attr:`pipelines.losses.loss.TokenLoss.inputs`.
     """
 
     seed: tuple[int, ...]
     inputs: Mapping[str, np.ndarray]
 
 
-class Rewriting:
-    """The noise on texts, and the loss of reconstructing them.
-
-    The run has an objective with weights of its own.
-    """
+class TokenWork:
+    """The inputs of a loss with weights of its own, and the loss of an encoder's hidden states."""
 
     def __init__(self, run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> None:
         self._settings = run.config.objective
         self._objective: Loss = LOSSES.load(self._settings.name)
-        assert self._objective.reconstruction is not None
+        assert self._objective.token_loss is not None
         assert run.special_ids is not None, "the driver has read them"
-        self._reconstruction, self._ids = self._objective.reconstruction, run.special_ids
+        self._token_loss, self._ids = self._objective.token_loss, run.special_ids
         self._spec, self._training = spec, training
-        (self._side,) = run.sides
+        self._sides = tuple(run.sides)
 
     def width(self, granule: Granule) -> int:
-        """Return the tokens of the longest text of a granule."""
-        return int(granule.sides[self._side].lengths.max())
+        """Return the padded tokens of an example of a granule."""
+        longest = [int(granule.sides[side].lengths.max()) for side in self._sides]
+        return int(self._token_loss.tokens(longest, self._settings))
 
-    def parts(self, granule: Granule, epoch: int, width: int) -> list[Noisy]:
-        """Return a granule's texts under noise, in as many parts as texts of a width need.
+    def parts(self, granule: Granule, epoch: int, width: int) -> list[Examples]:
+        """Return a granule's examples, in as many parts as examples of a width need.
 
         Noise is the whole granule's, dropout a part's.
         """
-        seed, side = self._training.seed, granule.sides[self._side]
+        seed, sides = self._training.seed, [granule.sides[side] for side in self._sides]
         count = parts_needed(granule.examples, width, self._training.tokens_per_forward)
         draw = generator(seed, epoch, granule.number)
         # Drawn before the split, so that the noise does not depend on the number of parts.
-        inputs = self._reconstruction.noise(side, self._ids, self._settings, draw)
+        inputs = self._token_loss.inputs(sides, self._ids, self._settings, draw)
         of_dropout = noise_seed(seed, epoch, granule.number)
         if count == 1:
-            return [Noisy(of_dropout, inputs)]
+            return [Examples(of_dropout, inputs)]
         return [
-            Noisy((*of_dropout, number), {key: rows[first:last] for key, rows in inputs.items()})
+            Examples((*of_dropout, number), {key: rows[first:last] for key, rows in inputs.items()})
             for number, (first, last) in enumerate(bounds(granule.examples, count))
         ]
 
@@ -75,7 +73,7 @@ class Rewriting:
         self,
         weights: Mapping[str, torch.Tensor],
         objective_weights: Mapping[str, torch.Tensor],
-        part: Noisy,
+        part: Examples,
     ) -> torch.Tensor:
         """Return a part's share of the loss of its granule.
 
@@ -94,32 +92,32 @@ class Rewriting:
         return loss
 
 
-class RewritingUnit(Unit):
+class TokenUnit(Unit):
     """An encoder and an objective's own weights, gathered at once.
 
-    The objective uses the word embedding at both ends of the encoder, and TSDAE each layer twice.
+    Some objectives use the word embedding at both ends of the encoder, and TSDAE each layer twice.
     """
 
-    def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
+    def __init__(self, token_work: TokenWork, shapes: Shapes) -> None:
         super().__init__(shapes)
-        self._rewriting = rewriting
+        self._token_work = token_work
 
-    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Examples]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         weights = self.weights
         encoder, head = without_objective(weights), of_objective(weights)
-        return [self._rewriting.loss(encoder, head, part) for part in parts]
+        return [self._token_work.loss(encoder, head, part) for part in parts]
 
 
-class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
+class TokenModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """Replaces :class:`pipelines.models.frameworks.torch_module.EncoderModule` for an objective.
 
     `shapes` are those of the trained weights.
     """
 
-    def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
+    def __init__(self, token_work: TokenWork, shapes: Shapes) -> None:
         super().__init__()
-        self.whole = RewritingUnit(rewriting, shapes)
+        self.whole = TokenUnit(token_work, shapes)
 
     def units(self) -> Iterator[Unit]:
         """Yield the one unit."""
@@ -130,15 +128,15 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
         """All parameters; see :attr:`pipelines.models.frameworks.torch_module.Unit.weights`."""
         return self.whole.weights
 
-    def forward(self, parts: Sequence[Noisy]) -> list[torch.Tensor]:
+    def forward(self, parts: Sequence[Examples]) -> list[torch.Tensor]:
         """Return the loss of each part, a scalar."""
         losses: list[torch.Tensor] = self.whole(parts)
         return losses
 
 
-def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> Rewriting | None:
-    """Return a run's reconstruction objective, if any; the precision of `training` is resolved."""
+def token_work(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> TokenWork | None:
+    """Return a run's loss over tokens, if it has one; the precision of `training` is resolved."""
     # All sources have the same objective, if it has weights of its own.
     first, *_ = run.by_source
     loss: Loss = LOSSES.load(first.config.objective.name)
-    return None if loss.reconstruction is None else Rewriting(first, spec, training)
+    return None if loss.token_loss is None else TokenWork(first, spec, training)
