@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.rows import Rows, Tables
+from pipelines.files.locations import location
+from pipelines.files.versions import current
+from pipelines.models.rerankers.folder import Reranker, read_reranker
 from pipelines.settings import Config
 from pipelines.settings.evaluation import RANKED_METRIC
 
@@ -27,6 +30,7 @@ Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, 
 FEWER = " among held-out"
 """Ends the names of a checkpoint's sets with fewer documents than the model's."""
 
+RERANKER = "evaluation.reranker"
 WHOLE = 0
 """Stands for the whole width among the widths of truncated embeddings."""
 ENCODER = -1
@@ -39,16 +43,17 @@ class Form(NamedTuple):
 
     Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all, and
     :data:`ENCODER` all but lexical features. A hybrid form fuses the rankings by embeddings and by
-    BM25.
+    BM25. A reranked one is ranked again by a cross-encoder.
     """
 
     width: int = WHOLE
     hybrid: bool = False
+    reranked: bool = False
 
     def named(self, name: str) -> str:
         """Return the name in ``metrics.json`` of a set in this form."""
         at_width = name + _AT_WIDTH.get(self.width, f"@{self.width}")
-        return f"{at_width}+bm25" if self.hybrid else at_width
+        return f"{at_width}{'+bm25' * self.hybrid}{'+rerank' * self.reranked}"
 
 
 class Forms(NamedTuple):
@@ -57,6 +62,8 @@ class Forms(NamedTuple):
     Widths that are not below the model's are left out. If ``hybrid``, each width is also fused with
     BM25. ``metrics`` are added to the usual ones. If ``apart``, the encoder is also measured
     without its lexical features: the last ``lexical`` numbers of an embedding of this model.
+    ``reranker`` ranks the first ``rerank_depth`` documents by whole embeddings again, with BM25
+    where ``hybrid``.
     """
 
     widths: Sequence[int] = ()
@@ -64,6 +71,8 @@ class Forms(NamedTuple):
     metrics: Sequence[str] = ()
     apart: bool = False
     lexical: int = 0
+    reranker: Reranker | None = None
+    rerank_depth: int = 0
 
     @classmethod
     def of(cls, config: Config, *, held_out: bool) -> Forms:
@@ -71,13 +80,30 @@ class Forms(NamedTuple):
         asked = config.evaluation
         hybrid = not held_out if asked.hybrid is None else asked.hybrid
         apart = config.encoder.lsa.dimensions > 0
-        return cls(config.trained_widths(), hybrid, asked.retrieval_metrics, apart)
+        reranker = None
+        if asked.reranker is not None:
+            place = location(asked.reranker, config.storage).expanduser().absolute()
+            reranker = read_reranker(current(place), RERANKER)
+        return cls(
+            widths=config.trained_widths(),
+            hybrid=hybrid,
+            metrics=asked.retrieval_metrics,
+            apart=apart,
+            reranker=reranker,
+            rerank_depth=asked.rerank_depth,
+        )
 
     def each(self) -> list[Form]:
         """Return the forms, that of whole embeddings without BM25 first."""
         hybrids = (False, True) if self.hybrid else (False,)
         widths = (WHOLE, ENCODER) if self.apart else (WHOLE,)
-        return [Form(width, hybrid) for width in (*widths, *self.widths) for hybrid in hybrids]
+        forms = [Form(width, hybrid) for width in (*widths, *self.widths) for hybrid in hybrids]
+        return forms if self.reranker is None else [*forms, self.reranked]
+
+    @property
+    def reranked(self) -> Form:
+        """Return the form that a cross-encoder ranks again."""
+        return Form(hybrid=self.hybrid, reranked=True)
 
 
 WHOLE_ALONE = Forms()

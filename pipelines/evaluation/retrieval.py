@@ -24,6 +24,7 @@ from pipelines.evaluation.held_out import (
     read_held_out_alone,
 )
 from pipelines.evaluation.intervals import GROUP, Observations
+from pipelines.evaluation.reranking import reranked
 from pipelines.evaluation.rows import Batches, Row, Rows, Tables, cores_for, spread
 from pipelines.spark.capacity import Shared
 from pipelines.vectors.bm25 import (
@@ -259,7 +260,8 @@ def measure(
     queries = embed_queries(tables, load)
     metrics = tuple(dict.fromkeys((*METRICS, *forms.metrics)))
     shown = max(int(name.rpartition("@")[2]) for name in metrics)
-    depth = max(FUSED_RANKS, shown) if forms.hybrid else shown
+    deepest = max(shown, forms.rerank_depth) if forms.reranker is not None else shown
+    depth = max(FUSED_RANKS, deepest) if forms.hybrid else deepest
     # One more: the query's own document, if among them, is dropped afterwards.
     most = depth + skip_themselves
     by_width = _rank_by_widths(tables["documents"], queries, load, most, forms)
@@ -270,6 +272,11 @@ def measure(
     if rankings.by_words is not None:
         by_words = retrieval_metrics(ranking_of(rankings.by_words), queries.relevant)
         baseline = {BM25_ALONE: by_words["ndcg@10"]}
+    found = rankings.in_forms(shown)
+    if forms.reranker is not None:
+        first = rankings.in_forms(forms.rerank_depth)[Form(hybrid=forms.hybrid)]
+        again = ranking_of(reranked(tables, first, forms.reranker))
+        found[forms.reranked] = {query: again[query][:shown] for query in again}
     return [
         Measured(
             counts
@@ -278,7 +285,7 @@ def measure(
             Retrieved(queries, ranked, metrics),
             form,
         )
-        for form, ranked in rankings.in_forms(shown).items()
+        for form, ranked in found.items()
     ]
 
 

@@ -57,6 +57,11 @@ class EvaluationSettings(Settings):
     hybrid: bool | None = None
     """Also measure retrieval by vectors and BM25 together (`NAME+bm25`), ranked like `search
     --hybrid`. Null: on judged sets and guards, not on held-out pairs."""
+    reranker: StoredPath | None = None
+    """Folder of a cross-encoder. Retrieval is also measured with its ranking of the first
+    `rerank_depth` documents (`NAME+rerank`, `NAME+bm25+rerank`)."""
+    rerank_depth: int = Field(default=50, ge=10, le=1000)
+    """Documents of each query for `reranker`."""
     geometry: bool = True
     """Measure alignment and uniformity of held-out pairs."""
     every_checkpoints: int = Field(default=0, ge=0)
