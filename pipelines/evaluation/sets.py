@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pipelines import __version__
 from pipelines.catalog import EVALUATIONS
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,23 @@ def named_sets(config: Config) -> list[NamedSet]:
 def names_in_forms(named: NamedSet, config: Config) -> list[str]:
     """Return the names of a set in all its measured forms."""
     return [form.named(named.name) for form in named.forms(config).each()]
+
+
+def in_place(config: Config, found: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what was found of each set, with the reranked form in place of the others.
+
+    ``config`` names a reranker. A cross-encoder has no ranking of its own.
+    """
+    replaced = dict(found)
+    for named in named_sets(config):
+        forms = named.forms(config)
+        again = forms.reranked.named(named.name)
+        if forms.reranker is None or again not in found:
+            continue
+        for name in names_in_forms(named, config):
+            replaced[name] = found[again]
+        del replaced[again]
+    return replaced
 
 
 def intervals_between(

@@ -82,6 +82,8 @@ class RunFolder:
     """The folder of the encoder that the training began with."""
     model = Entry("model", MODEL, is_version=True)
     """The folder of the trained encoder."""
+    reranker = Entry("reranker", MODEL, is_version=True)
+    """The folder of the trained cross-encoder, in place of ``model``, of `objective: reranking`."""
     adapter = Entry("adapter", MODEL, is_version=True)
     """The folder of the LoRA adapter in `peft`'s format, if wanted."""
     best = Entry("best", ("best.json", *_STATE), is_version=True)

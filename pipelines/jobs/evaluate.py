@@ -21,11 +21,13 @@ from pipelines.evaluation.intervals import (
     write_observations,
 )
 from pipelines.evaluation.overlap import overlap_of_run
+from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
 from pipelines.evaluation.sets import (
     check_sets,
     digest_sets,
+    in_place,
     intervals_between,
     told_sets,
 )
@@ -36,6 +38,7 @@ from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import Results, job, say_model, say_report
 from pipelines.jobs.report import draw_report
+from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import write_card
 from pipelines.models.folder import read_encoder
 from pipelines.models.identity import FIELD, model_digest
@@ -121,34 +124,59 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             with activity("evaluating", "drawing the report"):
                 draw_report(config)
                 # The card of a model from elsewhere is the user's.
-                cards = [write_card(run, config)] if is_ours(run.path, RUN) else []
+                has_card = is_ours(run.path, RUN) and not scores_pairs(config)
+                cards = [write_card(run, config)] if has_card else []
             tracking.keep(run.report, run.metrics, run.evaluations, *cards)
     return measured.figures
 
 
 def _check(config: Config, run: RunFolder) -> None:
     """Refuse missing models and wrong settings before Spark starts."""
-    if not run.model.is_dir():
-        raise InputError("run.folder", f"there is no model in {run.path}", "Run `train` first")
+    model = trained_model(config, run)
+    if not model.is_dir():
+        raise InputError("run.folder", f"there is no {model}", "Run `train` first")
     check_trackers(config.tracking)
     check_sets(config)
     # The driver of a cluster may lack what its executors have.
     if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
-        spec, _ = read_encoder(run.model)
+        spec, _ = read_encoder(run.start if scores_pairs(config) else run.model)
         choose_backend("auto", spec.kind)
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
-    return {FIELD: model_digest(run.model), "sets": digest_sets(session, config)}
+    model = trained_model(config, run)
+    return {FIELD: model_digest(model), "sets": digest_sets(session, _measured_by(config))}
+
+
+def trained_model(config: Config, run: RunFolder) -> Location:
+    """Return the folder of what a training makes: an encoder, or a cross-encoder."""
+    return run.reranker if scores_pairs(config) else run.model
+
+
+def _measured_by(config: Config) -> Config:
+    """Return the settings to measure by: a cross-encoder only ranks."""
+    if not scores_pairs(config):
+        return config
+    nothing: dict[str, Any] = {"similarity": (), "classification": (), "geometry": False}
+    guards = tuple(guard for guard in config.evaluation.guards if not is_pair_file(guard))
+    return config.changed("evaluation", **nothing, guards=guards, samples=0, reranker=None)
 
 
 def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:
     """Measure start and model, and the intervals of their differences."""
     observed: dict[str, dict[str, Observed]] = {BEFORE: {}, AFTER: {}}
     figures: dict[str, dict[str, Any]] = {}
-    for name, model in _models(run).items():
+    config = _measured_by(config)
+    for name, model in _models(run, config).items():
         with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
-            figures[name] = measure(session, config, model, observed[name].__setitem__)
+            measured_by = config
+            if model == run.reranker:
+                measured_by = config.changed("evaluation", reranker=str(run.reranker))
+                model = run.start  # noqa: PLW2901 - whose ranking it improves
+            figures[name] = measure(session, measured_by, model, observed[name].__setitem__)
+            if measured_by is not config:
+                figures[name] = in_place(measured_by, figures[name])
+                observed[name] = in_place(measured_by, observed[name])
     with activity("evaluating", "computing intervals of the differences"):
         measured = Measured(figures, observed)
         sets = told_sets(config)
@@ -169,8 +197,10 @@ def _write_samples(
     held_out = retrieval.EVALUATION.name
     retrieved = {name: by_set.get(held_out) for name, by_set in measured.observed.items()}
     found = {name: held for name, held in retrieved.items() if isinstance(held, Retrieved)}
+    if scores_pairs(config):
+        return  # They show neighbours by embeddings.
     with activity("evaluating", "writing samples and their map", running_tasks):
-        write_samples(session, config, _models(run), found)
+        write_samples(session, config, _models(run, config), found)
 
 
 def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
@@ -183,8 +213,8 @@ def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> N
         tracking.log(made, evaluation_values(name, figures))
 
 
-def _models(run: RunFolder) -> dict[str, Location]:
-    return {BEFORE: run.start, AFTER: run.model}
+def _models(run: RunFolder, config: Config) -> dict[str, Location]:
+    return {BEFORE: run.start, AFTER: trained_model(config, run)}
 
 
 def command(config: Config) -> Results:
@@ -207,4 +237,4 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
         word = NOT_SIGNIFICANT if found.is_doubted else found.word
         screen.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
     say_report(folder.report)
-    say_model(config, folder.model)
+    say_model(config, trained_model(config, folder))

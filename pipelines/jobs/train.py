@@ -37,11 +37,13 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.lanes.reader import check_unchanged
 from pipelines.libraries import DRIVER, check_installed
+from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import model_card, write_card
 from pipelines.model_card.front_matter import read_facts
 from pipelines.models.adaptation import (
     check_names,
     exports_adapter,
+    of_objective,
     split,
     without_objective,
     write_adapter,
@@ -56,6 +58,7 @@ from pipelines.models.folder import (
 )
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.modules import with_terms
+from pipelines.models.rerankers.write import reranker_card, write_reranker
 from pipelines.models.start import longest_unasked, model_length
 from pipelines.models.weights import Weights, check_division
 from pipelines.pretraining.start import objective_weights, special_ids
@@ -116,9 +119,10 @@ LOCK_CHECK_SECONDS = 1.0
 
 @job("training", works_in=("run.folder",), reads=("prepared.folder",), check=check_owned)
 def train(config: Config, chosen: Engine | None = None) -> Location:
-    """Train on the prepared lanes, and return the folder of the model, `run.folder/model`.
+    """Train on the prepared lanes, and return the folder of the model.
 
-    `chosen` is the engine, by default that of `training.engine`.
+    It is `run.folder/model`, or `run.folder/reranker` of a cross-encoder. `chosen` is the engine,
+    by default that of `training.engine`.
 
     Raises:
         InputError: Settings, lanes and engine do not fit; the run folder is unchanged.
@@ -155,10 +159,12 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         # The model takes its tokenizer from beside the lanes.
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
-            write_model(run, prepared)
+            model = write_model(run, prepared)
         end_job(folder.path, start_of_job)
-        tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
-    return folder.model
+        # Trackers know encoders only.
+        kept = None if scores_pairs(config) else model
+        tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=kept)
+    return model
 
 
 def command(config: Config) -> Results:
@@ -410,8 +416,8 @@ class _Listener:
         self._measuring.check()
 
 
-def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
-    """Write the resulting model as a sentence-transformers folder."""
+def write_model(run: TrainingRun, prepared: PreparedFolder) -> Location:
+    """Write the resulting model as a sentence-transformers folder, and return its place."""
     folder, config = run.run_folder, run.config
     paths, step = RunFolder(folder), _newest_step(run)
     choice = choose(folder, config.training, step, start_share(config.training, prepared.corpus))
@@ -423,6 +429,8 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     made, figures = choice.checkpoint, choice.figures
     if step < (last_step_of(folder) or 0):
         figures["early_end"] = step
+    if scores_pairs(config):
+        return _write_reranker(run, prepared, made, figures)
     spec, weights = made.spec, made.encoder_weights
     if config.encoder.max_length == "corpus":
         longest = longest_unasked(config)
@@ -442,6 +450,20 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     keep_doubts(folder)
     # A repeated, finished training has the figures of this very model already.
     write_card(paths, config, spec)
+    return paths.model
+
+
+def _write_reranker(
+    run: TrainingRun, prepared: PreparedFolder, made: Checkpoint, figures: dict[str, Any]
+) -> Location:
+    """Write a cross-encoder, for sentence-transformers' `CrossEncoder`."""
+    paths, spec = RunFolder(run.run_folder), made.spec
+    head = of_objective(made.averages)
+    card = reranker_card(spec, start_licence(run.config))
+    tokenizer = prepared.tokens.tokenizer
+    write_reranker(paths.reranker, spec, made.encoder_weights, head, tokenizer, card)
+    update_run_metrics(run.run_folder, {"model": figures})
+    return paths.reranker
 
 
 def _newest_step(run: TrainingRun) -> int:

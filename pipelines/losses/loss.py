@@ -149,6 +149,12 @@ class Loss:
             self.form(config.training.framework)
 
 
+def scores_pairs(config: Config) -> bool:
+    """Return whether a training makes a cross-encoder, and no encoder."""
+    loss: Loss = LOSSES.load(config.by_source()[0].objective.name)
+    return loss.token_loss is not None and loss.token_loss.scores_pairs
+
+
 def configured_loss(
     settings: ObjectiveSettings, framework: str
 ) -> Callable[[Sequence[Any], Any], Any]:

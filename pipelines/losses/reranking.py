@@ -94,6 +94,15 @@ def check(config: Config) -> None:
             "the examples have no negatives",
             "Set it to at least 1, or corpus.pairs to triplets",
         )
+    unfit = {
+        "evaluation.every_checkpoints": config.evaluation.every_checkpoints > 0,
+        "encoder.lsa.dimensions": config.encoder.lsa.dimensions > 0,
+        "encoder.keep_layers": config.encoder.keep_layers == 0,
+        "training.start_share": config.training.start_share != 0,
+    }
+    for key, is_set in unfit.items():
+        if is_set:
+            raise InputError(key, "a cross-encoder has no embeddings", "Leave it out")
     if settings.granule_negatives >= config.lanes.granule:
         raise InputError(
             "objective.granule_negatives",

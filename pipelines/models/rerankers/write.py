@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import yaml
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -22,6 +23,7 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.losses.reranking import DENSE, SCORE
 from pipelines.models.architecture import architecture_of
+from pipelines.models.folder import Licence
 from pipelines.models.identity import CARD_FILE
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, save_weights
@@ -65,6 +67,22 @@ def write_reranker(
         _write_config(aside)
         _write_tokenizer(aside, tokenizer, plain)
         storage.write_text(aside / CARD_FILE, card)
+
+
+def reranker_card(spec: EncoderSpec, licence: Licence) -> str:
+    """Return the card of a trained cross-encoder, as Markdown."""
+    known = {key: value for key, value in licence._asdict().items() if value is not None}
+    matter = {**known, "library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
+    return (
+        f"---\n{yaml.safe_dump(matter)}---\n\n"
+        f"A cross-encoder {architecture_of(spec).described(spec)}, trained with "
+        "sentence-pipelines. It scores a query with a document, from 0 to 1.\n\n"
+        "```python\n"
+        "from sentence_transformers import CrossEncoder\n\n"
+        'model = CrossEncoder("path/to/this/folder")\n'
+        'scores = model.predict([("a query", "a document")])\n'
+        "```\n"
+    )
 
 
 def _keep_transformer(folder: Path) -> None:
