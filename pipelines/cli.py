@@ -283,8 +283,9 @@ def search(
         ),
     ] = None,
     depth: Annotated[
-        int, typer.Option("--depth", min=1, help="Rows of each query for --rerank.")
-    ] = 50,
+        int | None,
+        typer.Option("--depth", min=1, help="Rows of each query for --rerank. Default: 50."),
+    ] = None,
 ) -> None:
     """Print the rows of an embedded table nearest to a query."""
 

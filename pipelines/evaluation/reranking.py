@@ -29,12 +29,15 @@ class _Found(NamedTuple):
 
 
 def reranked(
-    tables: Mapping[str, Rows], ranked: Mapping[int, Sequence[int]], reranker: Reranker
+    tables: Mapping[str, Rows],
+    ranked: Mapping[int, Sequence[int]],
+    reranker: Reranker,
+    threads: int = 1,
 ) -> Neighbours:
     """Return the documents of each query in the order of a cross-encoder's scores.
 
     ``tables`` are those of a retrieval set, ``ranked`` the ids of documents by query id. Ties go to
-    the lower id.
+    the lower id. ``threads`` are those of a task.
     """
     texts = {row["query_id"]: row["text"] for row in tables["queries"].collect()}
     by_document: dict[int, list[int]] = {}
@@ -42,7 +45,7 @@ def reranked(
         for document in documents:
             by_document.setdefault(document, []).append(query)
     with tables["documents"].shared(_Found(texts, by_document)) as shared:
-        rows = tables["documents"].map(_scored_batches(shared, reranker), _SCORED)
+        rows = tables["documents"].map(_scored_batches(shared, reranker, threads), _SCORED)
     found = Neighbours(
         np.array([row["query"] for row in rows], np.int64),
         np.array([row["document_id"] for row in rows], np.int64),
@@ -51,7 +54,7 @@ def reranked(
     return best_of(found, max(map(len, ranked.values()), default=1))
 
 
-def _scored_batches(shared: Shared[_Found], reranker: Reranker) -> Batches:
+def _scored_batches(shared: Shared[_Found], reranker: Reranker, threads: int) -> Batches:
     """Return a function that scores ``document_id``, ``text`` with the queries of each."""
 
     def score(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +71,9 @@ def _scored_batches(shared: Shared[_Found], reranker: Reranker) -> Batches:
             ]
             if not pairs:
                 continue
-            cross_encoder = cached_cross_encoder(reranker, PRECISION, task_device("torch"), False)
+            cross_encoder = cached_cross_encoder(
+                reranker, PRECISION, task_device("torch"), logits=False, threads=threads
+            )
             scores = cross_encoder(
                 [found.texts[query] for query, _, _ in pairs], [text for _, _, text in pairs]
             )

@@ -159,7 +159,7 @@ NEGATIVES = Kind(
 QUESTIONS = Kind(
     files=(
         *("part-*.parquet", "_asking.json", "_manifest.json", "_answers/part-*.parquet"),
-        *("_answers/_attempts/**", "_work/**", "_attempts/**"),
+        *("_answers/_attempts/**", "_answers/_kept/part-*.parquet", "_work/**", "_attempts/**"),
     ),
     marks={"_asking.json": ("inputs", "replies")},
 )

@@ -13,7 +13,7 @@ from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings
 
 
-@job("asking", stalls=True)
+@job("asking")
 def ask(config: Config) -> AskingSummary:
     """Write pairs of questions and documents to `questions.output`, for the next training.
 
@@ -24,6 +24,7 @@ def ask(config: Config) -> AskingSummary:
         PipelineError: The model stopped answering, or a task failed; answers are kept.
     """
     making = AskingJob.of(config)
+    making.is_done()
     with making.working():
         session = spark_session(config.for_stage("ask"), needs_context=False)
         with stage_settings(session, config, "ask"):
@@ -31,7 +32,7 @@ def ask(config: Config) -> AskingSummary:
             return AskingJob.of(config).run(session)
 
 
-@job("asking", stalls=True)
+@job("asking")
 def estimate_asking(config: Config) -> list[str]:
     """Return what :func:`ask` would cost, in lines, after real requests about a few documents.
 

@@ -41,7 +41,7 @@ def search(
     indexed: bool = False,
     hybrid: bool = False,
     rerank: str | None = None,
-    depth: int = DEPTH,
+    depth: int | None = None,
 ) -> list[Hit]:
     """Return the k nearest rows of `embedding.output` for each query, the best first.
 
@@ -59,6 +59,8 @@ def search(
     if indexed:
         check_installed("--index", "usearch")
     reranker = None
+    if rerank is None and depth is not None:
+        raise InputError("--depth", "no --rerank names a cross-encoder", "Leave it out")
     if rerank is not None:
         check_installed(RERANK, "transformers", where=DRIVER)
         place = location(rerank, config.storage).expanduser().absolute()
@@ -73,7 +75,7 @@ def search(
         found = find_texts(
             table,
             queries,
-            k if reranker is None else max(k, depth),
+            k if reranker is None else max(k, depth or DEPTH),
             session=None if is_local else spark_session(asked, needs_context=False),
             indexed=indexed,
             hybrid=hybrid,
@@ -92,7 +94,7 @@ def command(
     index: bool,
     hybrid: bool,
     rerank: str | None,
-    depth: int,
+    depth: int | None,
 ) -> None:
     """Print the rows nearest to the queries of a command line and of a file."""
     if not all(map(str.strip, query or ())):

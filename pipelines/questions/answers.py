@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -17,14 +17,16 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
-from pipelines.files.locations import Location, arrow_source
-from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
+from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.questions.generator import UNANSWERED, GeneratorOptions, Reply, Request, opened
 from pipelines.questions.prompts import Asking
 from pipelines.vectors.parts import RowRange, read_rows
 from pipelines.vectors.table_job import KEPT_SO_FAR, life_signs
 
 FIGURES = b"sentence_pipelines.asking"
 """Footer key of a file's :class:`AnswerFigures`."""
+KEPT = "_kept"
+"""Folder of the answers of parts that an error cut off."""
 _FIRST = 4
 """Requests of a task whose tokens are unknown, if there is a budget."""
 
@@ -93,13 +95,17 @@ class AskingWork:
 
 
 class _Line(NamedTuple):
-    """A request about a document: its row of the output, the request, and the known reply."""
+    """A request about a document: its row of the output, the request, and the known reply.
+
+    ``is_paid`` if this update has paid for the known reply, before an error.
+    """
 
     part: RowRange
     document: Mapping[str, Any]
     prompt: str
     request: Request
     known: Reply | None
+    is_paid: bool
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,10 @@ class _Task:
         self._replies = 0
         self._spent = 0
         self._most = 0
+        self._torn: set[str] = set()
+        # The parts of a file of documents share the known replies.
+        self._known: tuple[Location | None, Mapping[tuple[str, str], Reply]] = (None, {})
+        self._get_on = life_signs(attempts / f"{uuid.uuid4().hex}.sign")
 
     def make(self, parts: Iterable[RowRange]) -> Iterator[int]:
         """Write the files of parts; see :func:`ask_parts`."""
@@ -173,12 +183,28 @@ class _Task:
         yield from self._write()
 
     def _answer(self, replies: Iterator[Reply]) -> Iterator[int]:
-        for reply in replies:
-            yield from self._take_known()
-            yield from self._take(self._lines.popleft(), reply)
-            self._spent += reply.tokens
-            self._most = max(self._most, reply.tokens)
-            self._replies += 1
+        try:
+            for reply in replies:
+                self._get_on()
+                yield from self._take_known()
+                yield from self._take(self._lines.popleft(), reply)
+                self._count(reply)
+        except PipelineError:
+            # What the last part has is paid for.
+            self._torn |= {line.part.name for line, _ in self._answered}
+            yield from self._write()
+            raise
+
+    def _count(self, reply: Reply) -> None:
+        if math.isfinite(self._work.budget) and reply.text is not None and not reply.tokens:
+            raise InputError(
+                "questions.token_budget",
+                "the server does not count tokens",
+                "Leave it out, and bound the documents instead",
+            )
+        self._spent += reply.tokens
+        self._most = max(self._most, reply.tokens)
+        self._replies += 1
 
     def _take_known(self) -> Iterator[int]:
         while self._lines and (known := self._lines[0].known) is not None:
@@ -188,12 +214,16 @@ class _Task:
         """Add a line to its part, after writing the part before it."""
         if self._answered and self._answered[0][0].part is not line.part:
             yield from self._write()
-        self._answered.append((line, reply))
+        if reply is UNANSWERED:
+            self._torn.add(line.part.name)
+        else:
+            self._answered.append((line, reply))
 
     def _write(self) -> Iterator[int]:
         if self._answered:
             lines, self._answered = self._answered, []
-            yield write_answers(self._work, lines, self._attempts)
+            is_whole = lines[0][0].part.name not in self._torn
+            yield write_answers(self._work, lines, self._attempts, is_whole=is_whole)
 
     def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request]:
         """Yield the requests of parts; append their lines to those not yet answered.
@@ -201,22 +231,22 @@ class _Task:
         Beyond the budget, known replies are still taken over: the earlier table goes.
         """
         for part in parts:
-            made = self._work.folder / f"{part.name}.parquet"
-            if made.is_file():
+            figures = _figures_of(self._work.folder / f"{part.name}.parquet")
+            if figures is not None:
                 # Of an earlier attempt at this task, which has paid for it.
-                figures = AnswerFigures.read(made)
                 self._spent += figures.tokens
                 self._asked += figures.asked
                 self._replies += figures.asked
                 continue
-            get_on = life_signs(self._attempts / f"{part.name}.sign")
             for line in self._read(part):
                 if line.known is not None:
                     self._lines.append(line)
-                elif self._foreseen() <= self._work.budget:
+                    if line.is_paid:
+                        self._asked += 1
+                        self._count(line.known)
+                elif self._foreseen() < self._work.budget:
                     self._lines.append(line)
                     self._asked += 1
-                    get_on()
                     yield line.request
 
     def _foreseen(self) -> int:
@@ -226,18 +256,36 @@ class _Task:
     def _read(self, part: RowRange) -> Iterator[_Line]:
         columns = ["text", "title", "key"]
         rows = pa.Table.from_batches(read_rows(part.path, part.start, part.stop, columns))
-        folder = self._work.known
-        known = {} if folder is None else _known_replies(folder / part.path.name)
+        known = self._known_of(part)
+        paid: dict[tuple[str, str], Reply] = {}
+        for file in listed(self._work.folder / KEPT, f"{part.name}-*.parquet"):
+            paid |= _replies_in(file)
         for document in rows.to_pylist():
             asked = self._work.asking.requests(document["text"], document["title"])
             for name, prompt, seed in asked:
-                reply = known.get((document["text"], name))
-                yield _Line(part, document, name, Request(prompt, seed), reply)
+                place = document["text"], name
+                reply = paid.get(place) or known.get(place)
+                request = Request(prompt, seed)
+                yield _Line(part, document, name, request, reply, place in paid)
+
+    def _known_of(self, part: RowRange) -> Mapping[tuple[str, str], Reply]:
+        """Return the known replies of the file of a part's documents."""
+        file = None if self._work.known is None else self._work.known / part.path.name
+        if file is not None and file != self._known[0]:
+            self._known = file, _replies_in(file)
+        return self._known[1]
 
 
-@lru_cache(maxsize=1)
-def _known_replies(file: Location) -> Mapping[tuple[str, str], Reply]:
-    """Return the known replies of a file, by text and prompt; the parts of a file share them."""
+def _figures_of(file: Location) -> AnswerFigures | None:
+    """Return the figures of a whole file; None for none, or for the remains of an upload."""
+    try:
+        return AnswerFigures.read(file)
+    except (OSError, KeyError, pa.ArrowInvalid):
+        return None
+
+
+def _replies_in(file: Location) -> Mapping[tuple[str, str], Reply]:
+    """Return the replies of a file, by text and prompt; none without the file."""
     found: dict[tuple[str, str], Reply] = {}
     if not file.is_file():
         return found
@@ -267,12 +315,18 @@ def answers_schema(key_type: pa.DataType) -> pa.Schema:
     )
 
 
-def write_answers(work: AskingWork, lines: list[tuple[_Line, Reply]], attempts: Location) -> int:
-    """Write the file of a part; return the number of its requests."""
+def write_answers(
+    work: AskingWork,
+    lines: list[tuple[_Line, Reply]],
+    attempts: Location,
+    *,
+    is_whole: bool,
+) -> int:
+    """Write the file of a part, or what there is of one; return the number of its requests."""
     part = lines[0][0].part
     prompts = Counter(line.document["text"] for line, _ in lines)
     whole = len(work.asking.prompts)
-    new = [reply for line, reply in lines if line.known is None]
+    new = [reply for line, reply in lines if line.known is None or line.is_paid]
     problems = Counter(reply.problem.partition(":")[0] for reply in new if reply.problem)
     figures = AnswerFigures(
         documents=sum(count == whole for count in prompts.values()),
@@ -297,7 +351,9 @@ def write_answers(work: AskingWork, lines: list[tuple[_Line, Reply]], attempts: 
         {FIGURES: json.dumps(asdict(figures)).encode()}
     )
     table = pa.Table.from_pylist(rows, schema=schema)
-    with storage.built_file(work.folder / f"{part.name}.parquet", aside_in=attempts) as path:
+    target = work.folder / f"{part.name}.parquet"
+    if not is_whole:
+        target = work.folder / KEPT / f"{part.name}-{uuid.uuid4().hex}.parquet"
+    with storage.built_file(target, aside_in=attempts) as path:
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-    (attempts / f"{part.name}.sign").unlink(missing_ok=True)
     return len(new)

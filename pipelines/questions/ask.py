@@ -24,6 +24,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pipelines.catalog import GENERATORS
+from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.cleaning.rules import is_installed as knows_languages
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
@@ -32,13 +33,15 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, listed, location
 from pipelines.files.ownership import QUESTIONS as QUESTION_TABLE
 from pipelines.libraries import check_installed
+from pipelines.models.identity import model_digest
 from pipelines.progress import WorkProgress, activity
-from pipelines.questions.answers import AnswerFigures, AskingWork, Failure, ask_parts
+from pipelines.questions.answers import KEPT, AnswerFigures, AskingWork, Failure, ask_parts
 from pipelines.questions.documents import (
     DOCUMENTS,
     INPUTS,
     KNOWN,
     Staged,
+    build_name,
     documents_source,
     stage_documents,
 )
@@ -54,18 +57,20 @@ from pipelines.questions.generator import GeneratorKind, GeneratorOptions
 from pipelines.questions.prompts import Asking
 from pipelines.settings import Config, QuestionSettings
 from pipelines.settings.redaction import without_password
-from pipelines.spark.capacity import default_parallelism, task_threads
+from pipelines.spark.capacity import conf_value, default_parallelism, task_threads
 from pipelines.spark.session import running_tasks
 from pipelines.spark.tasks import slices
 from pipelines.tokens.start import read_prompts
 from pipelines.vectors.column import options_in
 from pipelines.vectors.embed import make_vectors, precision_of
 from pipelines.vectors.embedding import Columns, EmbeddingOptions, refuse_int8
+from pipelines.vectors.inputs import check_no_overlap
 from pipelines.vectors.mining_texts import part_name
 from pipelines.vectors.parts import RowRange, in_threads, open_parquet
 from pipelines.vectors.plan import options_for
+from pipelines.vectors.search import fits_in_process
 from pipelines.vectors.sources import check_source, source_stamp
-from pipelines.vectors.store import VectorFile, VectorTable
+from pipelines.vectors.store import VectorFile, VectorTable, on_this_machine
 from pipelines.vectors.table_job import (
     ATTEMPTS,
     MANIFEST_FILE,
@@ -84,6 +89,11 @@ PLAN_FILE = "_asking.json"
 ANSWERS = "_answers"
 WORK = "_work"
 VECTORS = "vectors"
+PARSED = "questions.json"
+"""The mark of parsed replies in the work."""
+FAILED = "failed"
+"""The problem of a request that the server did not answer."""
+SPECULATION = "spark.speculation"
 OUTPUT = "questions.output"
 MODEL = "questions.model"
 ADDRESS = "questions.address"
@@ -96,7 +106,7 @@ _TASK_TOKENS = 100_000
 """Least share of a budget: a task exceeds its share by a few requests."""
 
 _FORM_KEY = "form"
-_OF_REPLIES = ("generator", "model", "max_tokens", "temperature")
+_OF_REPLIES = ("generator", "max_tokens", "temperature", "title_column")
 _OF_FILTERS = (
     *("min_characters", "max_characters", "meta_phrases", "title_overlap", "copied_words"),
     *("same_language", "round_trip", "per_prompt", "language"),
@@ -166,6 +176,8 @@ class AskingSummary:
         if self.problems:
             asked += ", without a reply: " + _counted(self.problems, self.problems)
         lines.append(asked)
+        if failed := self.problems.get(FAILED):
+            lines.append(f"{failed:,} requests failed. The same command repeats them")
         if self.requests:
             tokens = self.prompt_tokens + self.reply_tokens
             spent = f"{tokens:,} tokens ({self.reply_tokens:,} of replies)"
@@ -202,12 +214,14 @@ class Plan:
     """The plan of a table: the settings behind it, written at its beginning.
 
     ``inputs`` stands for the documents, ``replies`` for the settings behind an answer, ``filters``
-    for those behind the choice of questions.
+    for those behind the choice of questions. ``build`` numbers the documents that an unfinished
+    table has had.
     """
 
     inputs: Mapping[str, Any]
     replies: Mapping[str, Any]
     filters: Mapping[str, Any]
+    build: int = 0
 
     @classmethod
     def read(cls, folder: Location) -> Plan | None:
@@ -219,6 +233,11 @@ class Plan:
     def write(self, folder: Location) -> None:
         """Write the plan into the folder of its table."""
         storage.write_json(folder / PLAN_FILE, asdict(self))
+
+    def is_of(self, other: Plan) -> bool:
+        """Return whether both are of the same table."""
+        mine, theirs = asdict(self), asdict(other)
+        return {**mine, "build": 0} == {**theirs, "build": 0}
 
     def differing_reply(self, other: Plan) -> str | None:
         """Return the first setting behind the answers with another value in the other table."""
@@ -241,14 +260,21 @@ class AskingJob:
         """Check all that can be checked without Spark and without a request.
 
         Raises:
-            InputError: Model, inputs, prompts or settings cannot be used, or see :meth:`is_done`.
+            InputError: Model, inputs, prompts or settings cannot be used.
         """
         settings = config.questions
-        _check_generator(config)
+        model = _checked_model(config)
+        _check_language(settings)
         asking = Asking.of(settings, config.storage)
         source = documents_source(config)
         stamp = source_stamp(source, config)
         check_source(source, config)
+        folder = location(settings.output, config.storage).expanduser().absolute()
+        try:
+            check_no_overlap(source.table, folder, config.storage)
+        except InputError as error:
+            key = error.key.replace("embedding.", "questions.")
+            raise InputError(key, error.problem, error.remedy) from None
         trip = None
         if settings.round_trip is not None:
             refuse_int8(config.embedding.precision, "ask")
@@ -259,26 +285,24 @@ class AskingJob:
                     raise
                 raise InputError(ROUND_TRIP, error.problem, error.remedy) from None
         asked = settings.model_dump(mode="json")
-        columns = ("format", "text_column", "title_column", "key_column")
+        columns = ("format", "text_column", "key_column", "part_documents")
         plan = Plan(
             inputs={
                 _FORM_KEY: FORM,
                 INPUTS: stamp,
                 **{f"questions.{name}": asked[name] for name in columns},
-                "questions.part_documents": asked["part_documents"],
             },
             replies={
                 **{f"questions.{name}": asked[name] for name in _OF_REPLIES},
-                "questions.prompts": asking.digest,
+                MODEL: model,
+                **asking.identity,
             },
             filters={
                 **{f"questions.{name}": asked[name] for name in _OF_FILTERS},
                 ROUND_TRIP: None if trip is None else trip.model_sha256,
             },
         )
-        job = cls(config, asking, trip, plan)
-        job.is_done()
-        return job
+        return cls(config, asking, trip, plan)
 
     @property
     def settings(self) -> QuestionSettings:
@@ -295,23 +319,30 @@ class AskingJob:
 
         Raises:
             InputError: The folder holds foreign files, or answers of another model or prompt,
-                without ``questions.overwrite``.
+                finished or not, without ``questions.overwrite``.
         """
         check_places(OUTPUT, self.folder, QUESTION_TABLE)
-        current = versions.current(self.folder)
-        known = Plan.read(current)
-        if known is None or self.settings.overwrite:
+        if self.settings.overwrite:
             return False
+        current = versions.current(self.folder)
         again = "Set questions.overwrite=true to ask again, or name another questions.output"
-        if known.inputs.get(_FORM_KEY) != FORM:
-            raise InputError(OUTPUT, f"{self.folder} was made by another release", again)
-        if differing := self.plan.differing_reply(known):
-            problem = f"the answers in {self.folder} were made with another value of this setting"
-            raise InputError(differing, problem, again)
-        if known != self.plan or self.plan.inputs[INPUTS][1] is None:
+        for place in (current, *begun_folders(self.folder)):
+            plan = Plan.read(place)
+            if plan is None:
+                continue
+            if plan.inputs.get(_FORM_KEY) != FORM:
+                raise InputError(OUTPUT, f"{place} was made by another release", again)
+            if differing := self.plan.differing_reply(plan):
+                problem = f"the answers in {place} were made with another value of this setting"
+                remedy = again if place == current else f"{again}. Or remove the unfinished table"
+                raise InputError(differing, problem, remedy)
+        known = Plan.read(current)
+        if known is None or not known.is_of(self.plan) or self.plan.inputs[INPUTS][1] is None:
             return False
         summary = AskingSummary.read_again(current)
-        return summary.asked_documents == summary.documents
+        # A request that failed is worth another one.
+        has_failed = bool(summary.problems.get(FAILED))
+        return summary.asked_documents == summary.documents and not has_failed
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -326,6 +357,9 @@ class AskingJob:
             InputError: See :meth:`is_done`, or the model cannot be used.
             PipelineError: Spark's job failed or stood still; finished parts are kept.
         """
+        if conf_value(session, SPECULATION, "false") == "true":
+            problem = "Spark would send requests twice"
+            raise InputError(SPECULATION, problem, "Set it to false")
         if self.is_done():
             summary = AskingSummary.read_again(versions.current(self.folder))
             logger.info("questions: nothing to ask: all %s documents are done", summary.documents)
@@ -338,7 +372,7 @@ class AskingJob:
             summary = _Making(session, self, begun).made()
             for line in summary.lines():
                 logger.info("questions: %s", line)
-        for name in (WORK, ATTEMPTS, f"{ANSWERS}/{ATTEMPTS}"):
+        for name in (WORK, ATTEMPTS, f"{ANSWERS}/{ATTEMPTS}", f"{ANSWERS}/{KEPT}"):
             storage.discard_folder(begun / name)
         take_place(begun, self.folder)
         return replace(summary, folder=str(versions.current(self.folder)))
@@ -347,19 +381,18 @@ class AskingJob:
         """Return the folder of the table to make: a begun one with the same answers, or a new."""
         for place in begun_folders(self.folder):
             known = Plan.read(place)
-            if known is None or (known.inputs, known.replies) != (
-                self.plan.inputs,
-                self.plan.replies,
-            ):
+            if known is None or self.plan.differing_reply(known) is not None:
                 continue
-            # The answers stay; only the choice of questions depends on these settings.
-            if known.filters != self.plan.filters:
-                (place / MANIFEST_FILE).unlink(missing_ok=True)
-                for file in listed(place, "part-*.parquet"):
-                    file.unlink()
-                storage.discard_folder(place / WORK / QUESTIONS)
-                storage.discard_folder(place / WORK / VECTORS)
-                self.plan.write(place)
+            # The answers stay, and are known ones of other documents.
+            if known.inputs != self.plan.inputs:
+                forget_questions(place)
+                storage.discard_folder(place / WORK)
+                replace(self.plan, build=known.build + 1).write(place)
+            elif known.filters != self.plan.filters:
+                forget_questions(place)
+                if known.filters[ROUND_TRIP] != self.plan.filters[ROUND_TRIP]:
+                    storage.discard_folder(place / WORK / VECTORS)
+                replace(self.plan, build=known.build).write(place)
             logger.info("questions: resuming the table in %s", place)
             return place
         discard_begun(self.folder)
@@ -367,13 +400,17 @@ class AskingJob:
             self.plan.write(begun.aside)
         return begun.folder
 
-    def known_answers(self) -> Location | None:
-        """Return the folder of an earlier table's answers, unless they are to be made again."""
-        current = versions.current(self.folder)
-        known = Plan.read(current)
-        if known is None or self.plan.differing_reply(known) is not None:
-            return None
-        return current / ANSWERS
+    def known_answers(self, begun: Location | None = None) -> list[Location]:
+        """Return folders of earlier answers: of the table, and of a begun one's other documents."""
+        found = []
+        for place in (versions.current(self.folder), *([] if begun is None else [begun])):
+            plan, answers = Plan.read(place), place / ANSWERS
+            if plan is None or self.plan.differing_reply(plan) is not None:
+                continue
+            found += [
+                folder for folder in (answers, answers / KEPT) if listed(folder, "part-*.parquet")
+            ]
+        return found
 
     def options(self, session: SparkSession, tasks: int) -> GeneratorOptions:
         """Return what opens the model in each of some tasks."""
@@ -381,11 +418,11 @@ class AskingJob:
         assert settings.model is not None, "checked with the settings"
         named: str | Location = settings.model
         if not kind.is_remote:
-            named = versions.current(location(settings.model, self.config.storage).absolute())
+            named = _model_folder(self.config)
         return GeneratorOptions(
             model=named,
             address=settings.address,
-            secret=os.environ.get(settings.key_variable) or None if kind.is_remote else None,
+            secret=_secret(settings) if kind.is_remote else None,
             requests=max(1, settings.requests // tasks),
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
@@ -400,25 +437,78 @@ def _kind(settings: QuestionSettings) -> GeneratorKind:
     return kind
 
 
-def _check_generator(config: Config) -> None:
-    """Refuse a generator without its library, model or address."""
+def forget_questions(begun: Location) -> None:
+    """Remove what follows from the answers of a begun table, but not its vectors of documents."""
+    (begun / MANIFEST_FILE).unlink(missing_ok=True)
+    for file in listed(begun, "part-*.parquet"):
+        file.unlink()
+    # First the mark: without it the rest is made again.
+    (begun / WORK / PARSED).unlink(missing_ok=True)
+    for name in (QUESTIONS, f"{VECTORS}/{QUESTIONS}"):
+        storage.discard_folder(begun / WORK / name)
+
+
+def _model_folder(config: Config) -> Location:
+    """Return the folder of a local model."""
+    assert config.questions.model is not None, "checked with the settings"
+    place = location(config.questions.model, config.storage).expanduser().absolute()
+    return versions.current(place)
+
+
+def _secret(settings: QuestionSettings) -> str | None:
+    """Return the API key of the endpoint, without the line end of a mounted file."""
+    return os.environ.get(settings.key_variable, "").strip() or None
+
+
+def _checked_model(config: Config) -> str:
+    """Return what identifies the model; refuse one without library, address or folder.
+
+    Raises:
+        InputError: With the setting at fault.
+    """
     settings, kind = config.questions, _kind(config.questions)
     check_installed(GENERATOR, kind.library)
     if settings.model is None:
         named = "the model at the endpoint" if kind.is_remote else "a folder of a language model"
         raise InputError(MODEL, "it is empty", f"Name {named}")
     if kind.is_remote:
-        address = settings.address or ""
+        address, secret = settings.address or "", _secret(settings) or ""
         if not address.startswith(("http://", "https://")):
             problem = f"`{without_password(address)}` is no URL" if address else "it is empty"
             raise InputError(ADDRESS, problem, "Write http://HOST:PORT/v1")
-        return
+        if not secret.isascii() or len(secret.split()) > 1:
+            problem = f"the key in {settings.key_variable} has blanks or other signs than ASCII"
+            raise InputError("questions.key_variable", problem, "Correct the variable")
+        return settings.model
     if settings.address is not None:
         problem = f"`generator: {settings.generator}` asks no server"
         raise InputError(ADDRESS, problem, "Leave it out, or set questions.generator to endpoint")
-    folder = location(settings.model, config.storage).absolute()
-    if not folder.is_dir():
-        raise InputError(MODEL, f"there is no folder {folder}", "Name a folder of a language model")
+    folder = _model_folder(config)
+    if not (folder / "config.json").is_file():
+        missing = "config.json in" if folder.is_dir() else "folder"
+        problem = f"there is no {missing} {folder}"
+        raise InputError(MODEL, problem, "Name a folder of a language model")
+    return model_digest(folder)
+
+
+def _check_language(settings: QuestionSettings) -> None:
+    """Refuse a language that the filter does not know; tell if there is no filter.
+
+    Raises:
+        InputError: Every question would be dropped.
+    """
+    if not settings.same_language:
+        return
+    if not knows_languages():
+        logger.info(
+            "questions: no filter of languages: the extra `languages` is not installed "
+            "(questions.same_language)"
+        )
+        return
+    try:
+        check_languages((settings.language,) if settings.language else ())
+    except InputError as error:
+        raise InputError("questions.language", error.problem, error.remedy) from None
 
 
 @dataclass(frozen=True)
@@ -460,21 +550,29 @@ class _Making:
     def _stage(self) -> Staged:
         """Collect the documents, and the answers known for them."""
         job = self.job
-        stage = partial(
-            stage_documents, self.session, job.config, self.work, job.folder, job.known_answers()
-        )
+        known = job.known_answers(self.folder)
+        stage = partial(stage_documents, self.session, job.config, self.work, job.folder, known)
         return run_job(self.session, "questions: bringing documents together", stage)
 
     def _ask(self, staged: Staged) -> AnswerFigures:
         """Make the missing files of answers, within the budget; return the sums of all."""
         folder, budget = self.folder / ANSWERS, self.settings.token_budget
-        parts = staged.parts(self.work / DOCUMENTS, self.settings.part_documents)
+        plan = Plan.read(self.folder)
+        assert plan is not None, "it was written first"
+        # Answers about earlier documents are staged by now.
+        for file in listed(folder, "part-*.parquet"):
+            if not file.name.startswith(build_name(plan.build)):
+                file.unlink()
+        asked_rows = self.settings.part_documents
+        parts = staged.parts(self.work / DOCUMENTS, asked_rows, plan.build)
         rows = {part.name: part.rows for part in parts}
         # Requests without a reply leave a row too, but not documents beyond the budget.
         names = {*missing_parts(folder, dict.fromkeys(rows))}
         missing = [part for part in parts if part.name in names]
         before = self._answered(parts, names)
         if missing:
+            # Of a job that ended at its budget: there will be more questions.
+            forget_questions(self.folder)
             left = math.inf if budget is None else max(0.0, float(budget - before.tokens))
             tasks = slices(missing, self._most_tasks(left))
             with open_parquet(missing[0].path) as file:
@@ -531,13 +629,19 @@ class _Making:
             if column is not None
         ]
         missing = {*missing_parts(self.folder, dict.fromkeys(questions))}
+        session: SparkSession | None = self.session
+        if trip is not None and fits_in_process(trip.documents, hybrid=True):
+            # Every file of questions reads all documents.
+            session, trip = None, replace(trip, documents=on_this_machine(trip.documents))
         line = "filtering {done}/{total} questions  {text}"
         with WorkProgress("filtering", sum(questions.values()), 0, line) as progress:
             done = 0
             for name, rows in questions.items():
                 if name in missing:
                     target = self.folder / f"{name}.parquet"
-                    write_pairs(self.session, source / f"{name}.parquet", target, trip, carried)
+                    file = source / f"{name}.parquet"
+                    write = partial(write_pairs, session, file, target, trip, carried)
+                    run_job(self.session, "questions: filtering", write)
                 done += rows
                 progress.move(done)
         files = [self.folder / f"{name}.parquet" for name in questions]
@@ -545,7 +649,7 @@ class _Making:
 
     def _parse(self, replies: int) -> Mapping[str, int]:
         """Write the questions of the answers, unless a killed job has; return the rows of files."""
-        folder, mark = self.work / QUESTIONS, self.work / f"{QUESTIONS}.json"
+        folder, mark = self.work / QUESTIONS, self.work / PARSED
         if mark.is_file() and folder.is_dir():
             known: Mapping[str, int] = storage.read_json(mark)
             return known

@@ -6,8 +6,9 @@ without a search, however the table has grown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +68,11 @@ def documents_source(config: Config) -> Source:
     )
 
 
+def build_name(build: int) -> str:
+    """Return how the names of a build's answers begin."""
+    return f"part-{build:04d}"
+
+
 @dataclass(frozen=True)
 class Staged:
     """The counts of the collected documents.
@@ -96,15 +102,20 @@ class Staged:
         known: Staged | None = records.read(path, cls) if path.is_file() else None
         return known
 
-    def parts(self, folder: Location, asked_rows: int | None) -> list[RowRange]:
-        """Cut the files of documents in a folder into parts, the unit of asking."""
+    def parts(self, folder: Location, asked_rows: int | None, build: int) -> list[RowRange]:
+        """Cut the files of documents in a folder into parts, the unit of asking.
+
+        Names begin with ``build``, so that no name is ever reused for other documents.
+        """
         rows = asked_rows or int(np.clip(self.documents // _PARTS, _LEAST_ROWS, _MOST_ROWS))
-        return [
-            RowRange(f"{name}-{number:05d}", file, start, min(start + rows, count))
-            for name, count in self.files.items()
-            for file in [folder / f"{name}.parquet"]
-            for number, start in enumerate(range(0, count, rows))
-        ]
+        found = []
+        for name, count in self.files.items():
+            file = folder / f"{name}.parquet"
+            begins = f"{build_name(build)}-{name.removeprefix('part-')}"
+            for number, start in enumerate(range(0, count, rows)):
+                stop = min(start + rows, count)
+                found.append(RowRange(f"{begins}-{number:05d}", file, start, stop))
+        return found
 
 
 def read_documents(
@@ -128,11 +139,15 @@ def read_documents(
 
 
 def stage_documents(
-    session: SparkSession, config: Config, work: Location, output: Location, known: Location | None
+    session: SparkSession,
+    config: Config,
+    work: Location,
+    output: Location,
+    known: Sequence[Location],
 ) -> Staged:
     """Write documents and known answers into folders of ``work``, as files of the same buckets.
 
-    ``known`` is a folder of earlier answers, if there is one.
+    ``known`` are folders of earlier answers; of two answers any counts.
 
     Raises:
         InputError: The table cannot be read, or has no text.
@@ -153,8 +168,10 @@ def stage_documents(
             texts = rows.where(has_text("text")).groupBy("text")
             distinct = texts.agg(F.min("title").alias("title"), F.min("key").alias("key"))
             written = write_buckets(distinct, buckets, ["text"], work / DOCUMENTS, placed=True)
-    if known is not None:
-        answers = read_parquet(session, known)
+    if known:
+        columns = ("text", "prompt", "reply", "problem", "prompt_tokens", "reply_tokens")
+        found_answers = (read_parquet(session, folder).select(*columns) for folder in known)
+        answers = reduce(lambda left, right: left.union(right), found_answers)
         write_buckets(answers, buckets, ["text", "prompt"], work / KNOWN, placed=False)
     staged = Staged(found["read"], found["read"] - found["kept"], written)
     # Last, as the mark of a complete folder.

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.questions.generator import GeneratorOptions, Reply, Request
+from pipelines.questions.generator import UNANSWERED, GeneratorOptions, Reply, Request
 from pipelines.settings.redaction import HIDDEN, without_password
 
 ADDRESS = "questions.address"
@@ -28,8 +28,11 @@ _NO_KEY = "none"
 """The key for servers that need none: the client insists on one."""
 _OF_THE_PROMPT = frozenset({400, 413, 422})
 """Statuses of a prompt that the server refuses, such as one that is too long."""
-_MOST_REFUSED = 8
-"""Refused prompts without any reply that mean a fault of the settings, not of the prompts."""
+_OF_THE_SETTINGS = frozenset({401, 403, 404})
+"""Statuses that no other prompt would change."""
+_MOST_FAILED = 8
+"""Requests in a row without a reply that mean a fault of the server or of the settings, not of the
+prompts."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The limit of a reply; newer models of OpenAI know the second name only."""
 
@@ -47,24 +50,29 @@ class Endpoint:
         )
         self._pool = ThreadPoolExecutor(options.requests, thread_name_prefix="requests")
         self._failed = threading.Event()
-        self._has_answered = False
-        self._refused = 0
+        # Since the last reply, in all threads.
+        self._failures = 0
         self._limit = _LIMITS[0]
 
     def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Send several requests at a time; see the interface."""
         waiting: deque[Future[Reply]] = deque()
-        try:
-            for request in requests:
-                waiting.append(self._pool.submit(self._reply, request))
-                # A slow reply does not hold up the others, within bounds.
-                if len(waiting) >= _AHEAD * self._options.requests:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        error: PipelineError | None = None
+        for request in requests:
+            waiting.append(self._pool.submit(self._reply, request))
+            # A slow reply does not hold up the others, within bounds.
+            if len(waiting) >= _AHEAD * self._options.requests:
+                reply, error = _result(waiting.popleft())
+                yield reply
+            if error is not None:
+                break
+        while waiting:
+            # The others on their way may be paid for, too.
+            reply, failed = _result(waiting.popleft())
+            error = error or failed
+            yield reply
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """End the connections, and do not wait for replies."""
@@ -74,7 +82,7 @@ class Endpoint:
 
     def _reply(self, request: Request) -> Reply:
         if self._failed.is_set():
-            raise PipelineError("an earlier request failed")
+            return UNANSWERED
         try:
             return self._asked(request)
         except BaseException:
@@ -83,24 +91,28 @@ class Endpoint:
 
     def _asked(self, request: Request) -> Reply:
         for _ in range(self._options.retries + 1):
+            limit = self._limit
             try:
-                found = self._completion(request)
+                found = self._completion(request, limit)
             except openai.APIStatusError as error:
-                if error.status_code in _OF_THE_PROMPT:
-                    if self._limit == _LIMITS[0] and _LIMITS[1] in str(error):
-                        self._limit = _LIMITS[1]
-                        continue
-                    self._refused += 1
-                    if self._has_answered or self._refused < _MOST_REFUSED:
-                        return Reply(None, 0, 0, f"refused: {self._told(error)}")
-                raise self._refusal(error) from None
+                if limit == _LIMITS[0] and _LIMITS[1] in str(error):
+                    self._limit = _LIMITS[1]
+                    continue
+                word = "refused" if error.status_code in _OF_THE_PROMPT else "failed"
+                if error.status_code in _OF_THE_SETTINGS or self._fails():
+                    raise self._refusal(error) from None
+                return Reply(None, 0, 0, f"{word}: {self._told(error)}")
+            except openai.APITimeoutError as error:
+                if self._fails():
+                    raise self._unreachable(error) from None
+                return Reply(None, 0, 0, f"failed: {self._told(error)}")
             except openai.APIConnectionError as error:
                 raise self._unreachable(error) from None
             except ValueError:
                 continue  # Not JSON: a proxy's page, or an answer cut off.
             reply = _read(found)
             if reply is not None:
-                self._has_answered = True
+                self._failures = 0
                 return reply
         shown = without_password(str(self._options.address))
         raise InputError(
@@ -109,13 +121,18 @@ class Endpoint:
             "Name the base URL of the API, most often with /v1 at its end",
         )
 
-    def _completion(self, request: Request) -> Any:
+    def _fails(self) -> bool:
+        """Count a request without a reply, and return whether there are too many in a row."""
+        self._failures += 1
+        return self._failures >= _MOST_FAILED
+
+    def _completion(self, request: Request, limit: str) -> Any:
         options = self._options
         return self._client.chat.completions.create(
             model=str(options.model),
             messages=[{"role": "user", "content": request.prompt}],
             seed=request.seed,
-            extra_body={self._limit: options.max_tokens},
+            extra_body={limit: options.max_tokens},
             temperature=openai.omit if options.temperature is None else options.temperature,
         )
 
@@ -159,7 +176,9 @@ class Endpoint:
         """Return an error's message in one line, without the key."""
         text = without_password(" ".join(str(error).split()).rstrip("."))
         secret = self._options.secret
-        text = text.replace(secret, HIDDEN) if secret else text
+        # h11 shows a header that it refuses.
+        for known in {secret, secret.strip()} - {""} if secret else ():
+            text = text.replace(known, HIDDEN)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
@@ -170,6 +189,15 @@ def _read(found: Any) -> Reply | None:
     message, usage = found.choices[0].message, found.usage
     if message is None:
         return None
+    # Some servers count nothing, or only some of it.
     read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
     text = message.content
-    return Reply(text or None, read, written, None if text else "empty")
+    return Reply(text or None, read or 0, written or 0, None if text else "empty")
+
+
+def _result(future: Future[Reply]) -> tuple[Reply, PipelineError | None]:
+    """Return a reply, or that there is none and why."""
+    try:
+        return future.result(), None
+    except PipelineError as error:
+        return UNANSWERED, error

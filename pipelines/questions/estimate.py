@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,15 +15,16 @@ import numpy as np
 from pipelines.corpus.cleaning.rules import is_installed as knows_languages
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import as_local
-from pipelines.questions.answers import Failure, failures_kept
+from pipelines.files.locations import Location, listed
+from pipelines.questions.answers import AnswerFigures, Failure, failures_kept
 from pipelines.questions.ask import AskingJob
-from pipelines.questions.documents import INPUTS, read_documents
+from pipelines.questions.documents import INPUTS, documents_source, read_documents
 from pipelines.questions.filters import Asked, Filters
 from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
 from pipelines.questions.prompts import Asking, questions_of
 from pipelines.spark.tasks import collect_from_tasks
-from pipelines.vectors.sources import has_text
+from pipelines.vectors.parts import in_threads
+from pipelines.vectors.sources import damage_told, has_text
 from pipelines.vectors.table_job import run_job
 
 if TYPE_CHECKING:
@@ -49,11 +52,12 @@ class Sampled:
 class Estimate:
     """The price of a job.
 
-    ``documents`` are all distinct texts; ``prices`` are those of a million tokens of prompts and of
-    replies, None if unknown.
+    ``documents`` are all distinct texts, ``known`` those with answers, by the present table.
+    ``prices`` are those of a million tokens of prompts and of replies, None if unknown.
     """
 
     documents: int
+    known: int
     prompts: int
     sampled: tuple[Sampled, ...]
     prices: tuple[float | None, float | None]
@@ -62,14 +66,16 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """Return the lines to print."""
-        requests = self.documents * self.prompts
+        requests = max(0, self.documents - self.known) * self.prompts
         replies = [one.reply for one in self.sampled]
         read, written = (
             np.array([getattr(reply, name) for reply in replies], float)
             for name in ("prompt_tokens", "reply_tokens")
         )
+        of_them = f", {self.known:,} of them with answers" if self.known else ""
         lines = [
-            f"{self.documents:,} documents, {requests:,} requests; sample of {len(replies)}:",
+            f"{self.documents:,} documents{of_them}, {requests:,} requests; "
+            f"sample of {len(replies)}:",
             f"  {_total(read, requests)} tokens of prompts ({read.mean():,.0f} a request)",
             f"  {_total(written, requests)} tokens of replies ({written.mean():,.0f} a request)",
         ]
@@ -120,9 +126,13 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     config, settings = job.config, job.settings
-    with storage.temporary_folder() as staged:
-        place = as_local(job.folder)
-        frame = read_documents(session, config, staged / "input", place or job.folder)
+    # Beside the table, where executors write too.
+    staged = job.folder.parent / f".{job.folder.name}.sample-{uuid.uuid4().hex[:8]}"
+    with (
+        damage_told(session, config, [documents_source(config)]),
+        _discarded(staged),
+    ):
+        frame = read_documents(session, config, staged, job.folder)
         texts = frame.where(has_text("text")).groupBy("text").agg(F.min("title").alias("title"))
         documents = texts.count()
         if not documents:
@@ -137,12 +147,28 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
         raise failed[0].error()
     return Estimate(
         documents=documents,
+        known=_known_documents(job),
         prompts=len(job.asking.prompts),
         sampled=tuple(one for one in found if isinstance(one, Sampled)),
         prices=(settings.price_input, settings.price_output),
         count=settings.per_prompt,
         filters=Filters(settings, knows_languages()),
     )
+
+
+@contextmanager
+def _discarded(folder: Location) -> Iterator[None]:
+    """Remove a folder at the end of the block."""
+    try:
+        yield
+    finally:
+        storage.discard_folder(folder)
+
+
+def _known_documents(job: AskingJob) -> int:
+    """Return the number of documents with answers in the present table."""
+    files = [file for folder in job.known_answers() for file in listed(folder, "part-*.parquet")]
+    return AnswerFigures.total(in_threads(AnswerFigures.read, files)).documents
 
 
 def _ask_sample(

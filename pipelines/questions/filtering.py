@@ -32,7 +32,7 @@ from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.exact import search_table
 from pipelines.vectors.mining_texts import positions_of, write_buckets
 from pipelines.vectors.nearest import unit_length
-from pipelines.vectors.search import candidates, fits_in_process, fuse_with_words
+from pipelines.vectors.search import candidates, fuse_with_words
 from pipelines.vectors.store import VectorTable
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def ranks_of_documents(session: SparkSession | None, rows: pa.Table, trip: Round
 
 
 def write_pairs(
-    session: SparkSession,
+    session: SparkSession | None,
     file: Location,
     target: Location,
     trip: RoundTrip | None,
@@ -200,7 +200,7 @@ def write_pairs(
     """Filter the questions of a file as a whole, and write the others as training pairs.
 
     ``carried`` are the columns of documents to write, of `title` and `key`. Questions have vectors
-    if there is a round trip.
+    if there is a round trip; without a session this process searches.
     """
     with pq.ParquetFile(arrow_source(file)) as opened:
         rows = opened.read(use_threads=False)
@@ -209,8 +209,7 @@ def write_pairs(
     ranks = np.zeros(len(rows), np.int64)
     left = np.flatnonzero(reasons == None)  # noqa: E711 - element by element
     if trip is not None:
-        here = None if fits_in_process(trip.documents, hybrid=True) else session
-        ranks[left] = ranks_of_documents(here, rows.take(pa.array(left)), trip)
+        ranks[left] = ranks_of_documents(session, rows.take(pa.array(left)), trip)
         reasons[left[ranks[left] == 0]] = NOT_FOUND
     kept = np.flatnonzero(reasons == None)  # noqa: E711 - element by element
     dropped = Counter(reason for reason in reasons.tolist() if reason is not None)

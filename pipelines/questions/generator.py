@@ -62,11 +62,17 @@ class Reply:
         return self.prompt_tokens + self.reply_tokens
 
 
+UNANSWERED = Reply(None, 0, 0, "unanswered")
+"""In place of a reply that did not come before an error."""
+
+
 class Generator(Protocol):
     """An open language model; it belongs to one task."""
 
     def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Yield the replies in the order of the requests, which are read a few ahead.
+
+        Before an error come the replies to all requests that were read, or :data:`UNANSWERED`.
 
         Raises:
             InputError: The user can correct the failure, such as a wrong key.

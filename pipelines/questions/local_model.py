@@ -52,7 +52,13 @@ class LocalModel:
         asked = iter(requests)
         while group := list(islice(asked, _READ_AHEAD)):
             found: dict[int, Reply] = {}
-            for numbers in self._batches(group):
+            lengths = self._lengths(group)
+            longest = self._longest()
+            for number, length in enumerate(lengths):
+                if longest is not None and length > longest:
+                    found[number] = Reply(None, 0, 0, f"too long: {length} of {longest} tokens")
+            asked_ones = [number for number in range(len(group)) if number not in found]
+            for numbers in self._batches(asked_ones, lengths):
                 replies = self._generate([group[number] for number in numbers])
                 found |= dict(zip(numbers, replies, strict=True))
             yield from (found[number] for number in range(len(group)))
@@ -61,20 +67,28 @@ class LocalModel:
         """Free the memory of the model."""
         del self._model
 
-    def _batches(self, group: list[Request]) -> Iterator[list[int]]:
+    def _batches(self, numbers: list[int], lengths: list[int]) -> Iterator[list[int]]:
         """Yield the places of requests of similar length, as many as fit into a batch."""
-        lengths = [
-            len(ids) for ids in self._tokenizer([self._text(one) for one in group]).input_ids
-        ]
-        order = sorted(range(len(group)), key=lambda number: -lengths[number])
+        order = sorted(numbers, key=lambda number: -lengths[number])
         most = _BATCH_TOKENS[self._device.type]
         while order:
             size = max(1, most // (lengths[order[0]] + self._options.max_tokens))
             yield order[:size]
             del order[:size]
 
+    def _lengths(self, group: list[Request]) -> list[int]:
+        """Return the tokens of prompts."""
+        texts = [self._text(request) for request in group]
+        encoded = self._tokenizer(texts, add_special_tokens=not self._is_chat)
+        return [len(ids) for ids in encoded.input_ids]
+
+    @property
+    def _is_chat(self) -> bool:
+        """Whether prompts get a template, which begins with its own special tokens."""
+        return not self._reads_apart and bool(self._tokenizer.chat_template)
+
     def _text(self, request: Request) -> str:
-        if self._reads_apart or not self._tokenizer.chat_template:
+        if not self._is_chat:
             return request.prompt
         message = [{"role": "user", "content": request.prompt}]
         return str(
@@ -84,16 +98,11 @@ class LocalModel:
     @torch.inference_mode()  # type: ignore[untyped-decorator] # as torch has it
     def _generate(self, batch: list[Request]) -> list[Reply]:
         options, tokenizer = self._options, self._tokenizer
-        # A template begins with its own special tokens.
-        is_chat = not self._reads_apart and bool(tokenizer.chat_template)
-        longest = self._longest()
         inputs = tokenizer(
             [self._text(request) for request in batch],
             return_tensors="pt",
             padding=True,
-            truncation=longest is not None,
-            max_length=longest,
-            add_special_tokens=not is_chat,
+            add_special_tokens=not self._is_chat,
         ).to(self._device)
         torch.manual_seed(batch[0].seed)
         temperature = options.temperature
@@ -141,11 +150,11 @@ def _loaded(named: Location, folder: str) -> tuple[PreTrainedTokenizerBase, Any]
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, padding_side="left", truncation_side="right"
+            folder, local_files_only=True, padding_side="left"
         )
         model = kind.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0][:200]
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             MODEL, f"{named} cannot be loaded ({reason})", "Name a folder of a model that writes"
         ) from None

@@ -26,7 +26,8 @@ EXAMPLES = "questions.examples"
 _KNOWN = frozenset({"document", "count", "language", "examples"})
 _OF_DOCUMENT = "the language of the document"
 
-_THOUGHTS = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
+# Some chat templates write the opening tag into the prompt, and a reply may end in its thoughts.
+_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL)
 _FENCE = re.compile(r"^```\w*$")
 _MARK = re.compile(
     r"(?:[-*\u2022\u2013]|#+|\(?\d{1,2}\s?[.):]|(?:q|question|query|statement|claim)\s*\d*\s*[:.])\s+",
@@ -149,12 +150,18 @@ class Asking:
         )
 
     @property
-    def digest(self) -> str:
-        """A digest that changes with any request."""
-        content = json.dumps([vars(prompt) for prompt in self.prompts])
-        fields = [self.shown, self.count, self.language, self.characters, self.seed]
-        text = json.dumps([content, self.examples, fields])
-        return hashlib.sha256(text.encode()).hexdigest()
+    def identity(self) -> dict[str, Any]:
+        """What the requests depend on, by setting, as JSON values."""
+        prompts = [vars(prompt) for prompt in self.prompts]
+        return {
+            KEY: _digest(prompts),
+            EXAMPLES: _digest(self.examples) if self.examples else None,
+            "questions.examples_shown": self.shown if self.examples else None,
+            "questions.per_prompt": self.count,
+            "questions.language": self.language,
+            "questions.document_characters": self.characters,
+            "questions.seed": self.seed,
+        }
 
     def requests(self, text: str, title: str | None) -> Iterator[tuple[str, str, int]]:
         """Yield the name of each prompt, its text for a document, and the request's seed."""
@@ -173,6 +180,10 @@ class Asking:
                 prompt.text(document, count=self.count, language=language, examples=shown),
                 seed,
             )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def shortened(text: str, characters: int) -> str:

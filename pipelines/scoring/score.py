@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from pipelines.arrow_columns import as_text, is_text
 from pipelines.catalog import SCORERS
 from pipelines.corpus.readers.formats import Dialect
 from pipelines.corpus.readers.inputs import has_columns
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 from pipelines.files import records, storage, versions
 from pipelines.files.begun import beginning, begun_folders, check_places, discard_begun, take_place
 from pipelines.files.locations import Location, arrow_source, location
@@ -34,7 +34,13 @@ from pipelines.settings import Config, EmbeddingSettings, ScoringSettings
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.session import running_tasks
 from pipelines.vectors.embedding import blocks
-from pipelines.vectors.inputs import Files, check_outside, input_stamps, parquet_inputs, table_files
+from pipelines.vectors.inputs import (
+    Files,
+    check_no_overlap,
+    input_stamps,
+    parquet_inputs,
+    table_files,
+)
 from pipelines.vectors.parts import (
     Constant,
     PartSize,
@@ -83,7 +89,7 @@ class ScoringSummary:
         left_out: Rows of the input with too few negatives below the margin.
         pairs: Scores in it; a row without one of the texts has none for it.
         positive_score: Mean score of the positives; ``negative_score`` likewise, None without.
-        above: Share of negatives with a higher score than their positive.
+        above: Share of negatives with a higher score than their positive; None of filtered ones.
         scored: Rows scored by this run, in ``seconds``.
     """
 
@@ -171,7 +177,7 @@ class ScoringJob:
         folder = location(settings.output, config.storage).expanduser().absolute()
         try:
             stamp = input_stamps(table, config.storage)
-            check_outside(table.inputs, table.format, OUTPUT, folder, config.storage)
+            check_no_overlap(table, folder, config.storage)
         except InputError as error:
             raise _renamed(error) from None
         asked = settings.model_dump(mode="json")
@@ -341,7 +347,10 @@ class ScoringJob:
         names = {*missing_parts(folder, dict(rows))}
         missing = [part for part in plan.parts if part.name in names]
         began = time.monotonic()
-        scorer = self.scorer.in_session(session, self.config) if missing else self.scorer
+        scorer = self.scorer
+        if missing:
+            scorer = scorer.in_session(session, self.config, plan.resolved)
+            replace(plan, resolved=scorer.resolved).write(folder, self.identity)
         make = partial(score_parts, folder=folder, texts=plan.texts, scorer=scorer)
         dealt = tasks(missing, default_parallelism(session))
         scored = sum(make_parts(session, "scoring", folder, rows, dealt, make))
@@ -355,10 +364,11 @@ class ScoringJob:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The columns and parts of a table."""
+    """The columns and parts of a table; ``resolved`` is that of its scorer, once known."""
 
     texts: Texts
     parts: tuple[RowRange, ...]
+    resolved: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Location, identity: Mapping[str, Any]) -> None:
         """Write the plan into the folder of its table."""
@@ -366,7 +376,12 @@ class _Plan:
             {**vars(part), "path": str(part.path), "constants": [*map(asdict, part.constants)]}
             for part in self.parts
         ]
-        known = {"identity": identity, "texts": asdict(self.texts), "parts": parts}
+        known = {
+            "identity": identity,
+            "texts": asdict(self.texts),
+            "parts": parts,
+            "resolved": dict(self.resolved),
+        }
         storage.write_json(folder / PLAN_FILE, known)
 
     @classmethod
@@ -385,7 +400,7 @@ class _Plan:
                 )
                 for part in known["parts"]
             )
-            return cls(texts, tuple(parts))
+            return cls(texts, tuple(parts), known["resolved"])
 
         plan: _Plan = records.built(folder / PLAN_FILE, built)
         return plan
@@ -402,8 +417,9 @@ def _identity_in(folder: Location) -> Mapping[str, Any] | None:
 def table_settings(config: Config) -> EmbeddingSettings:
     """Return the table of the settings in the form for the readers of tables."""
     settings, dialect = config.scoring, Dialect.of(config.scoring)
+    mined = versions.current(location(config.mining.output, config.storage).absolute())
     return EmbeddingSettings(
-        inputs=settings.inputs or (config.mining.output,),
+        inputs=settings.inputs or (str(mined),),
         format=settings.format,
         text_column=settings.anchor_column,
         csv_separator=dialect.separator,
@@ -430,22 +446,19 @@ def score_parts(
     for part in parts:
         sign = attempts / f"{part.name}.sign"
         # A part fits into memory, and its footer begins with the number of rows left out.
-        scored = list(_scored(part, texts, scorer, sign))
-        left_out = part.rows - sum(batch.num_rows for batch in scored)
+        scored, read = [], 0
+        get_on = life_signs(sign)
+        for batch in blocks(read_part(part), _BLOCK_ROWS):
+            get_on()
+            read += batch.num_rows
+            scored.append(with_scores(batch, texts, scorer))
+        if read != part.rows:
+            raise PipelineError(f"{part.path} has {read} of the {part.rows} rows of {part.name}")
+        left_out = read - sum(batch.num_rows for batch in scored)
         with storage.built_file(folder / f"{part.name}.parquet", aside_in=attempts) as path:
             write_part(path, iter(scored), texts.scores, left_out)
         sign.unlink(missing_ok=True)
         yield part.rows
-
-
-def _scored(
-    part: RowRange, texts: Texts, scorer: Scorer, sign: Location
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part with their scores."""
-    get_on = life_signs(sign)
-    for batch in blocks(read_part(part), _BLOCK_ROWS):
-        get_on()
-        yield with_scores(batch, texts, scorer)
 
 
 def with_scores(batch: pa.RecordBatch, texts: Texts, scorer: Scorer) -> pa.RecordBatch:
@@ -510,7 +523,12 @@ def _summary(folder: Location, plan: _Plan, scored: int, seconds: float) -> Scor
     read = partial(_scores_of, columns=plan.texts.scores)
     scores = np.concatenate(in_threads(read, files))
     positives, negatives = scores[:, :1], scores[:, 1:]
-    both = ~np.isnan(positives) & ~np.isnan(negatives)
+    if not len(scores):
+        raise InputError(
+            "scoring.keep_negatives",
+            f"no row has {plan.texts.kept} negatives below scoring.margin",
+            "Set it to less, lower the margin, or mine more negatives",
+        )
     return ScoringSummary(
         folder=str(folder),
         rows=len(scores),
@@ -518,10 +536,17 @@ def _summary(folder: Location, plan: _Plan, scored: int, seconds: float) -> Scor
         pairs=int((~np.isnan(scores)).sum()),
         positive_score=_mean(positives),
         negative_score=_mean(negatives),
-        above=float((negatives > positives)[both].mean()) if both.any() else None,
+        # Those that are kept score below it.
+        above=_above(positives, negatives) if plan.texts.kept is None else None,
         scored=scored,
         seconds=seconds,
     )
+
+
+def _above(positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    """Return the share of negatives with a higher score than their positive."""
+    both = ~np.isnan(positives) & ~np.isnan(negatives)
+    return float((negatives > positives)[both].mean()) if both.any() else None
 
 
 def _scores_of(file: Location, columns: Sequence[str]) -> np.ndarray:

@@ -16,11 +16,14 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import location
 from pipelines.files.versions import current
 from pipelines.libraries import check_installed
+from pipelines.models.inference.backends import GPU_BACKEND
+from pipelines.models.inference.backends import PRECISION as EMBEDDING_PRECISION
 from pipelines.models.rerankers.folder import Reranker, read_reranker
 from pipelines.settings import Config
+from pipelines.spark.capacity import task_threads
 from pipelines.tokens.start import read_prompts
 from pipelines.vectors.column import options_in
-from pipelines.vectors.embed import precision_of
+from pipelines.vectors.embed import precision_of, precision_on_executors
 from pipelines.vectors.embedding import (
     EmbeddingOptions,
     cached_embedder,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 MODEL = "scoring.model"
 ENCODER = "scoring.encoder"
 SCORER = "scoring.scorer"
+PRECISION = "scoring.precision"
 
 
 class Scorer(Protocol):
@@ -46,8 +50,15 @@ class Scorer(Protocol):
     def identity(self) -> Mapping[str, Any]:
         """What its scores depend on, by setting, as JSON values."""
 
-    def in_session(self, session: SparkSession, config: Config) -> Scorer:
-        """Return the scorer with what the tasks of a session have: threads, GPUs, precision."""
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        """The precisions in place of `auto`, by setting; all parts of a table have the same."""
+
+    def in_session(self, session: SparkSession, config: Config, known: Mapping[str, str]) -> Scorer:
+        """Return the scorer with what the tasks of a session have: threads, GPUs, precision.
+
+        ``known`` is what is :attr:`resolved` in a begun table.
+        """
 
     def scores(self, queries: Sequence[str], documents: Sequence[str]) -> np.ndarray:
         """Return a score for each query with its document: float32 [pairs]. On an executor."""
@@ -67,6 +78,7 @@ class CrossEncoderScorer:
     reranker: Reranker
     precision: str
     logits: bool
+    threads: int = 1
 
     @classmethod
     def of(cls, config: Config) -> CrossEncoderScorer:
@@ -88,19 +100,31 @@ class CrossEncoderScorer:
         return {
             MODEL: self.reranker.digest,
             "scoring.logits": self.logits,
-            "scoring.precision": self.precision,
+            PRECISION: self.precision,
         }
 
-    def in_session(self, session: SparkSession, config: Config) -> CrossEncoderScorer:
-        """Return itself: each task asks for its own device."""
-        return self
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        """The precision."""
+        return {PRECISION: self.precision}
+
+    def in_session(
+        self, session: SparkSession, config: Config, known: Mapping[str, str]
+    ) -> CrossEncoderScorer:
+        """Return the scorer with the threads and the precision of tasks."""
+        precision = known.get(PRECISION) or precision_on_executors(
+            session, self.precision, GPU_BACKEND
+        )
+        return replace(self, precision=precision, threads=task_threads(session))
 
     def scores(self, queries: Sequence[str], documents: Sequence[str]) -> np.ndarray:
         """Score each pair."""
         from pipelines.models.rerankers.torch import cached_cross_encoder
 
-        device = task_device("torch")
-        score = cached_cross_encoder(self.reranker, self.precision, device, self.logits)
+        device = task_device(GPU_BACKEND)
+        score = cached_cross_encoder(
+            self.reranker, self.precision, device, self.logits, self.threads
+        )
         return score(queries, documents)
 
 
@@ -137,15 +161,22 @@ class BiEncoderScorer:
         return {
             ENCODER: self.options.model_sha256,
             "embedding.backend": self.options.backend,
-            "embedding.precision": self.options.precision,
+            EMBEDDING_PRECISION: self.options.precision,
             "embedding.dimensions": self.options.dimensions,
         }
 
-    def in_session(self, session: SparkSession, config: Config) -> BiEncoderScorer:
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        """The precision."""
+        return {EMBEDDING_PRECISION: self.options.precision}
+
+    def in_session(
+        self, session: SparkSession, config: Config, known: Mapping[str, str]
+    ) -> BiEncoderScorer:
         """Return the scorer with the backend, the threads and the precision of tasks."""
         options = options_in(session, self.options, config.embedding.backend)
-        options = replace(options, precision=precision_of(session, options))
-        return replace(self, options=options)
+        precision = known.get(EMBEDDING_PRECISION) or precision_of(session, options)
+        return replace(self, options=replace(options, precision=precision))
 
     def scores(self, queries: Sequence[str], documents: Sequence[str]) -> np.ndarray:
         """Embed each distinct text once, and compare."""
@@ -195,9 +226,20 @@ class FusionScorer:
         both = {**self.cross_encoder.identity, **self.encoder.identity}
         return {**both, "scoring.weight": self.weight}
 
-    def in_session(self, session: SparkSession, config: Config) -> FusionScorer:
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        """The precisions of both."""
+        return {**self.cross_encoder.resolved, **self.encoder.resolved}
+
+    def in_session(
+        self, session: SparkSession, config: Config, known: Mapping[str, str]
+    ) -> FusionScorer:
         """Return the scorer with both for tasks."""
-        return replace(self, encoder=self.encoder.in_session(session, config))
+        return replace(
+            self,
+            cross_encoder=self.cross_encoder.in_session(session, config, known),
+            encoder=self.encoder.in_session(session, config, known),
+        )
 
     def scores(self, queries: Sequence[str], documents: Sequence[str]) -> np.ndarray:
         """Score each pair by both."""

@@ -56,7 +56,7 @@ class ScoringSettings(Settings):
     """A sentence-transformers folder, or `default`; embeds with `embedding.backend`, `precision`
     and `batch_tokens`."""
     weight: float = Field(default=0.5, gt=0, lt=1)
-    """Share of the cross-encoder in `fusion`; the cosine has the rest. Both are between 0 and 1."""
+    """Share of the cross-encoder's probability in `fusion`; the cosine has the rest."""
     keep_negatives: int | None = Field(default=None, ge=1)
     """Negatives to keep of each row: the first ones that score at least `margin` below the
     positive. Rows with fewer are left out. Null: all, whatever their scores."""

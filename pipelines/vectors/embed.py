@@ -323,16 +323,21 @@ def _as_before(
 
 def precision_of(session: SparkSession, options: EmbeddingOptions) -> str:
     """Return the precision of a whole table; an executor resolves ``auto``."""
-    if options.precision != "auto":
-        return options.precision
-    ask = partial(_precision_here, options=options)
+    return precision_on_executors(session, options.precision, options.backend)
+
+
+def precision_on_executors(session: SparkSession, precision: str, backend: str) -> str:
+    """Return a precision; an executor resolves ``auto`` for the device of a backend."""
+    if precision != "auto":
+        return precision
+    ask = partial(_precision_here, backend=backend)
     act = partial(collect_from_tasks, session, [0], ask)
-    return str(run_job(session, "embedding: which precision", act)[0])
+    return str(run_job(session, "which precision", act)[0])
 
 
-def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
+def _precision_here(_: Iterator[int], *, backend: str) -> Iterator[str]:
     """Yield the precision once. Runs on an executor."""
-    yield choose_precision(options.precision, task_device(options.backend))
+    yield choose_precision("auto", task_device(backend))
 
 
 def _tell_of_prompts(options: EmbeddingOptions) -> None:

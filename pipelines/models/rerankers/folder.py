@@ -37,7 +37,7 @@ class Reranker:
 
 
 def read_reranker(folder: Location, key: str) -> Reranker:
-    """Describe the cross-encoder in a folder; its weights are not read.
+    """Describe the cross-encoder in a folder.
 
     ``key`` is the setting or the option that names it.
 

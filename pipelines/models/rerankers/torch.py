@@ -28,6 +28,7 @@ class CrossEncoder:
         precision: `fp32`, `bf16`, or `auto` for the faster one of the device.
         device: `cpu`, or a GPU such as `cuda:0`.
         logits: Whether to leave out the sigmoid that the folder may ask for.
+        threads: Of the CPU; None leaves PyTorch's number.
 
     Raises:
         InputError: The folder cannot be loaded.
@@ -40,7 +41,10 @@ class CrossEncoder:
         precision: str = "auto",
         device: str = "cpu",
         logits: bool = False,
+        threads: int | None = None,
     ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._device = torch.device(device)
         folder = str(local_folder(reranker.folder))
         try:
@@ -48,8 +52,8 @@ class CrossEncoder:
             model: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0][:200]
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             problem = f"{reranker.folder} cannot be loaded ({reason})"
             raise InputError(reranker.key, problem, "Restore it, or save it again") from None
         in_bf16 = precision == "bf16" or (precision == "auto" and has_bf16(self._device))
@@ -106,7 +110,9 @@ class CrossEncoder:
 
 @lru_cache(maxsize=1)
 def cached_cross_encoder(
-    reranker: Reranker, precision: str, device: str, logits: bool
+    reranker: Reranker, precision: str, device: str, logits: bool, threads: int
 ) -> CrossEncoder:
     """Load a cross-encoder, and keep it between the tasks of a Python worker."""
-    return CrossEncoder(reranker, precision=precision, device=device, logits=logits)
+    return CrossEncoder(
+        reranker, precision=precision, device=device, logits=logits, threads=threads
+    )
