@@ -157,8 +157,8 @@ class Endpoint:
                 "Correct questions.model or its keys",
             )
         return PipelineError(
-            f"{shown} failed after {self._options.retries} repetitions ({told}). Lower "
-            "questions.requests, or run the command again later"
+            f"{shown} fails again and again ({told}). Lower questions.requests, or run the "
+            "command again later"
         )
 
     def _unreachable(self, error: openai.APIConnectionError) -> InputError:

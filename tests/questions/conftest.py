@@ -25,7 +25,11 @@ DOCUMENTS = 120
 @pytest.fixture
 def language_server(monkeypatch) -> Iterator[dict[str, Any]]:
     """A server of this test alone, with its faults, its requests and their number."""
-    shared: dict[str, Any] = {"faults": [], "seen": [], "counts": Counter(), "refused": []}
+    shared: dict[str, Any] = {
+        **{name: [] for name in ("faults", "seen", "refused", "broken", "limits")},
+        "counts": Counter(),
+        "counts_tokens": [True],
+    }
     monkeypatch.setenv("QUESTIONS_API_KEY", KEY)
     with serving(LanguageServer, **shared) as place:
         yield shared | {"address": f"http://127.0.0.1:{place['port']}/v1"}

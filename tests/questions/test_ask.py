@@ -11,12 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from conftest import DOCUMENTS, write_documents
-from language_server import MODEL, questions_about
+from language_server import KEY, MODEL, questions_about
 
 import pipelines
 from pipelines.cli import main
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
+from pipelines.questions.ask import AskingJob
 from pipelines.questions.filters import REASONS, plain_form
 from pipelines.settings.load import dump
 
@@ -203,17 +204,103 @@ def test_a_server_that_fails_is_told_in_one_line_and_answers_are_kept(
 ):
     config = asking(round_trip=None, requests=1, retries=0)
     language_server["faults"] += [*[False] * 40, *[500] * 10]
-    with pytest.raises(
-        PipelineError, match=r"failed after 0 repetitions .*finished parts are kept"
-    ):
+    with pytest.raises(PipelineError, match=r"fails again and again .*finished parts are kept"):
         pipelines.ask(config)
     begun = next_folder(Path(config.questions.output))
-    kept = sum(pq.read_metadata(path).num_rows for path in (begun / "_answers").glob("part-*"))
-    assert kept == 32
+    whole = sum(pq.read_metadata(path).num_rows for path in (begun / "_answers").glob("part-*"))
+    (torn,) = (begun / "_answers/_kept").glob("part-*")
+    replies = pq.read_table(torn)["reply"]
+    assert (whole, len(replies) - replies.null_count) == (32, 8)
     language_server["faults"].clear()
     before = requests(language_server)
-    assert pipelines.ask(config).asked_documents == DOCUMENTS
-    assert requests(language_server) == before + DOCUMENTS - kept
+    summary = pipelines.ask(config)
+    # Paid once, and counted.
+    assert requests(language_server) == before + DOCUMENTS - 40
+    assert (summary.asked_documents, summary.requests) == (DOCUMENTS, DOCUMENTS)
+    assert not (Path(summary.folder) / "_answers/_kept").exists()
+
+
+def test_a_document_at_which_the_server_fails_is_asked_about_again_by_the_next_job(
+    spark, asking, document_file, language_server, caplog
+):
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, [*texts[:9], f"{texts[9]} poison"])
+    language_server["broken"].append("poison")
+    config = asking(round_trip=None, retries=0)
+    with caplog.at_level(logging.INFO):
+        first = pipelines.ask(config)
+    assert first.problems == {"failed": 1}
+    assert "1 requests failed. The same command repeats them" in caplog.text
+    language_server["broken"].clear()
+    second = pipelines.ask(config)
+    assert (second.requests, second.known, second.problems) == (1, 9, {})
+    assert pipelines.ask(config).requests == 0
+
+
+def test_answers_of_an_unfinished_table_are_kept_when_documents_change(
+    spark, asking, document_file, language_server, monkeypatch
+):
+    config = asking(round_trip=None)
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask._Making._filter", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(config)
+    before = requests(language_server)
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, [*texts[1:], "Kangaroos hop across Australian grasslands"])
+    with pytest.raises(InputError, match=r"another value of this setting.* Or remove the unfini"):
+        pipelines.ask(asking(round_trip=None, temperature=0.1))
+    summary = pipelines.ask(config)
+    assert (summary.requests, summary.known) == (1, DOCUMENTS - 1)
+    assert requests(language_server) == before + 1
+    assert {row["positive"] for row in rows_of(summary.folder)} <= {
+        *texts[1:],
+        "Kangaroos hop across Australian grasslands",
+    }
+
+
+def test_a_job_that_dies_at_its_budget_forgets_no_answer(
+    spark, asking, language_server, monkeypatch
+):
+    monkeypatch.setattr("pipelines.questions.ask._TASK_TOKENS", 4000)
+    whole = pipelines.ask(asking(round_trip=None, output=asking().questions.output + "-whole"))
+    tokens = whole.prompt_tokens + whole.reply_tokens
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask.write_pairs", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(asking(round_trip=None, token_budget=tokens // 2))
+    summary = pipelines.ask(asking(round_trip=None))
+    assert (summary.asked_documents, summary.rows) == (DOCUMENTS, whole.rows)
+
+
+def test_a_budget_needs_a_server_that_counts(spark, asking, language_server):
+    language_server["counts_tokens"].clear()
+    with pytest.raises(InputError, match=r"^questions\.token_budget: the server does not count"):
+        pipelines.ask(asking(round_trip=None, token_budget=1000))
+
+
+def test_a_key_from_a_mounted_file_ends_with_a_line(asking, language_server, monkeypatch):
+    monkeypatch.setenv("QUESTIONS_API_KEY", f"{KEY}\n")
+    assert AskingJob.of(asking()).plan.replies["questions.model"] == MODEL
+    for secret in ("two words", "schl\u00fcssel"):
+        monkeypatch.setenv("QUESTIONS_API_KEY", secret)
+        with pytest.raises(InputError, match=r"^questions\.key_variable: the key in QUEST") as told:
+            AskingJob.of(asking())
+        assert secret not in str(told.value)
+
+
+def test_an_output_among_the_documents_is_refused(asking, document_file):
+    for output in (document_file.parent, document_file.parent / "questions"):
+        with pytest.raises(InputError, match=r"^questions\.output: "):
+            AskingJob.of(asking(inputs=[str(document_file.parent)], output=str(output)))
 
 
 def test_documents_that_the_model_refuses_are_counted_and_asked_about_again(

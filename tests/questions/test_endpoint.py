@@ -81,11 +81,44 @@ def test_a_pause_that_the_server_asks_for_is_made(language_server):
     assert time.monotonic() - began > 1.5
 
 
+def test_the_limit_of_a_reply_has_the_name_that_the_server_knows(language_server):
+    language_server["limits"].append("max_completion_tokens")
+    documents = [f"alpha{number} beta{number}" for number in range(40)]
+    found = replies(language_server, documents, requests=16)
+    assert [reply.problem for reply in found] == [None] * 40
+
+
+def test_a_server_may_count_no_tokens(language_server):
+    language_server["counts_tokens"].clear()
+    (reply,) = replies(language_server, ["alpha beta"])
+    assert (reply.problem, reply.tokens) == (None, 0)
+
+
+def test_a_prompt_at_which_the_server_fails_costs_that_reply_alone(language_server):
+    language_server["broken"].append("poison")
+    documents = ["alpha beta", "a poison", "gamma delta", "more poison", "epsilon zeta"]
+    found = replies(language_server, documents, retries=0, requests=1)
+    problems = [reply.problem and reply.problem.partition(":")[0] for reply in found]
+    assert problems == [None, "failed", None, "failed", None]
+
+
+def test_replies_on_their_way_come_before_the_error(language_server):
+    language_server["broken"].append("poison")
+    documents = [f"alpha{number} beta{number}" for number in range(6)] + ["poison"] * 30
+    with closing(Endpoint(options(language_server, retries=0, requests=2))) as endpoint:
+        found = endpoint.replies(Request(prompt_of(text), 7) for text in documents)
+        seen = []
+        with pytest.raises(PipelineError, match="fails again and again"):
+            seen.extend(found)  # One by one: those before the error stay.
+    assert [reply.problem for reply in seen[:6]] == [None] * 6
+    assert 7 <= len(seen) <= 36
+
+
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        (429, r"failed after 2 repetitions \(Error code: 429 .*\)\. Lower questions\.requests"),
-        (500, r"failed after 2 repetitions \(Error code: 500 .*\)\."),
+        (429, r"fails again and again \(Error code: 429 .*\)\. Lower questions\.requests"),
+        (500, r"fails again and again \(Error code: 500 .*\)\."),
         ("page", r"^questions\.address: .* answers in another form than OpenAI's\. Name the base"),
         ("form", r"^questions\.address: .* answers in another form than OpenAI's\."),
         ("json", r"^questions\.address: .* answers in another form than OpenAI's\."),
@@ -93,16 +126,16 @@ def test_a_pause_that_the_server_asks_for_is_made(language_server):
     ],
 )
 def test_a_fault_that_stays_is_told_in_one_line(language_server, fault, problem):
-    language_server["faults"] += [fault] * 20
+    language_server["faults"] += [fault] * 60
     with pytest.raises(PipelineError, match=problem) as failed:
-        replies(language_server, ["alpha beta"], requests=1)
+        replies(language_server, ["alpha beta"] * 20, requests=1, retries=1)
     assert "\n" not in str(failed.value)
 
 
 def test_a_slow_server_is_waited_for_as_long_as_asked(language_server):
-    language_server["faults"] += ["slow"] * 4
+    language_server["faults"] += ["slow"] * 40
     with pytest.raises(InputError, match=r"\(Request timed out.*raise questions\.timeout_seconds"):
-        replies(language_server, ["alpha beta"], timeout=0.3, requests=1)
+        replies(language_server, ["alpha beta"] * 20, timeout=0.3, requests=8, retries=0)
     language_server["faults"][:] = ["slow"]
     (reply,) = replies(language_server, ["alpha beta"], timeout=30.0)
     assert reply.problem is None

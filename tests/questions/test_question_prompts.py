@@ -33,6 +33,8 @@ STORES = StorageSettings()
         ('["What?", "How', ['["What?", "How']),
         ("<think>The user wants\nquestions.</think>\nWhat?", ["What?"]),
         ("<think>It never stops thinking", []),
+        ("The user wants one.\nMaybe this?</think>\n\nWhat?", ["What?"]),
+        ("<think>One</think>Maybe?<think>Two</think>\nWhat?", ["What?"]),
         ("What?\nHow?\nWhy?\nWhen?\nWho?", ["What?", "How?", "Why?", "When?"]),
         ("", []),
         ("\n \n", []),
@@ -126,16 +128,25 @@ def test_a_request_depends_on_the_document_and_the_seed_alone():
     assert 0 <= seed < 2**31
 
 
-def test_the_digest_changes_with_all_that_a_request_is_made_of():
-    changes = [
-        {"prompts": (Prompt("one", "$document"),)},
-        {"prompts": (Prompt("two", asking().prompts[0].template),)},
-        {"examples": ("query 1",)},
-        *({name: 5} for name in ("shown", "count", "characters", "seed")),
-        {"language": "da"},
-    ]
-    digests = {asking(**change).digest for change in changes}
-    assert len(digests | {asking().digest}) == len(changes) + 1
+def test_the_identity_tells_what_has_changed():
+    changes = {
+        "questions.prompts": [
+            {"prompts": (Prompt("one", "$document"),)},
+            {"prompts": (Prompt("two", asking().prompts[0].template),)},
+        ],
+        "questions.examples": [{"examples": ("query 1",)}],
+        "questions.examples_shown": [{"shown": 5}],
+        "questions.per_prompt": [{"count": 5}],
+        "questions.document_characters": [{"characters": 5}],
+        "questions.seed": [{"seed": 5}],
+        "questions.language": [{"language": "da"}],
+    }
+    known = asking().identity
+    assert {*known} == {*changes}
+    for key, changed in changes.items():
+        for change in changed:
+            other = asking(**change).identity
+            assert {name for name in known if known[name] != other[name]} == {key}
 
 
 def test_a_long_document_ends_with_a_word():

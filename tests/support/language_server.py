@@ -29,13 +29,18 @@ class LanguageServer(BaseHTTPRequestHandler):
     """Answers `chat/completions`; ``faults`` are taken first, one for each request.
 
     A fault is a status, a status with seconds of `Retry-After`, or one of `cut`, `page`, `json`,
-    `form` and `slow`. ``refused`` are words of documents that the model does not take.
+    `form` and `slow`. ``refused`` are words of documents that the model does not take, ``broken``
+    those that it fails at. Without ``counts_tokens`` there is no `usage`. If there are ``limits``,
+    they are the names of the limit of a reply that the server knows.
     """
 
     faults: list[Any]
     seen: list[dict[str, Any]]
     counts: Counter[str]
     refused: list[str]
+    broken: list[str]
+    counts_tokens: list[bool]
+    limits: list[str]
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -49,7 +54,14 @@ class LanguageServer(BaseHTTPRequestHandler):
             message = f"The model `{asked['model']}` does not exist"
             self._send(404, {"error": {"message": message}})
             return
+        if self.limits and not {*self.limits} & {*asked}:
+            message = f"Unsupported parameter: use '{self.limits[0]}' instead"
+            self._send(400, {"error": {"message": message}})
+            return
         prompt = asked["messages"][0]["content"]
+        if any(word in prompt for word in self.broken):
+            self._send(500, {"error": {"message": "it hurts"}})
+            return
         if any(word in prompt for word in self.refused):
             self._send(400, {"error": {"message": "the prompt is too long for the context"}})
             return
@@ -98,7 +110,11 @@ class LanguageServer(BaseHTTPRequestHandler):
                     "message": {"role": "assistant", "content": content},
                 }
             ],
-            "usage": usage | {"total_tokens": sum(usage.values())},
+            **(
+                {"usage": usage | {"total_tokens": sum(usage.values())}}
+                if self.counts_tokens
+                else {}
+            ),
         }
 
     def _send(

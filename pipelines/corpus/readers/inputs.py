@@ -32,6 +32,7 @@ from pipelines.files.locations import (
     matching,
     plain_suffix,
 )
+from pipelines.files.versions import current
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings import base as paths
 from pipelines.settings.corpus import column_of, element_of
@@ -143,7 +144,8 @@ def _files_of(
     for match in sorted(matches, key=sort_key):
         check_regular(match, key)
         if match.is_dir():
-            yield from _files_in(match, kind, links)
+            # A table of ours in a store: its other versions are old, or unfinished.
+            yield from _files_in(current(match), kind, links)
         else:
             yield match
 
