@@ -131,6 +131,7 @@ RECIPES = Registry(
     entries={
         "pairs": "pipelines.settings.recipes:PAIRS",
         "domain": "pipelines.settings.recipes:DOMAIN",
+        "questions": "pipelines.settings.recipes:QUESTIONS",
         "static": "pipelines.settings.recipes:STATIC",
     },
 )

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+
 from pipelines import progress
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.engines.automatic import with_engine
-from pipelines.engines.base import engine_of
+from pipelines.engines.base import Engine, engine_of
+from pipelines.evaluation.intervals import BETTER
 from pipelines.evaluation.sets import check_sets, check_tables
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
 from pipelines.jobs.prepare import check_needs, check_prepared_folder, prepare, shown_stages
-from pipelines.jobs.train import check_settings, session_for, train
+from pipelines.jobs.train import check_settings, keep_start, session_for, train
+from pipelines.jobs.triplets import asks, check_triplets, make_triplets
+from pipelines.losses.loss import scores_pairs
 from pipelines.models.folder import check_start
 from pipelines.models.start import check_tokenizer
 from pipelines.pretraining.start import check_objective
+from pipelines.report.verdict import verdict
 from pipelines.runs.job_records import expected_seconds, keep_seconds
 from pipelines.runs.opening import check_owned, check_run_folder
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import check_stages
+
+logger = logging.getLogger(__name__)
+
+TRIPLETS = ("questions", "mining", "scoring")
+"""The visible stages of a recipe that asks for its training pairs."""
 
 
 def _check_folders(config: Config) -> None:
@@ -29,30 +42,55 @@ def _check_folders(config: Config) -> None:
 @job("running", works_in=("prepared.folder", "run.folder"), check=_check_folders)
 def run(config: Config) -> dict[str, Metrics]:
     """Prepare, train and evaluate; see :func:`pipelines.jobs.evaluate.evaluate` for the figures."""
-    stages = (*shown_stages(config), "training", "evaluating")
+    asking = TRIPLETS if asks(config) else ()
+    stages = (*asking, *shown_stages(config), "training", "evaluating")
     with progress.job("run", stages, expected_seconds(config)) as seconds:
+        if asking:
+            # Requests cost more than a refusal.
+            check_triplets(config)
+            _check_training(with_engine(config))
+            make_triplets(config)
         chosen = with_engine(config)
         _check(chosen)
         prepare(chosen)
         train(chosen)
         figures = evaluate(chosen)
+        if chosen.run.keep_start and not scores_pairs(chosen):
+            figures = _with_start_unless_better(chosen, figures)
     # The next run looks them up by the settings of the user, without the chosen engine.
     keep_seconds(config, seconds)
     return figures
 
 
-def _check(config: Config) -> None:
-    """Start the session, and check the needs of all stages: preparing may take hours."""
+def _with_start_unless_better(config: Config, figures: dict[str, Metrics]) -> dict[str, Metrics]:
+    """Let the model keep the start's weights without a gain, and measure it again."""
+    found = verdict({**storage.read_json(RunFolder.of(config).metrics), **figures})
+    if found is not None and found.word == BETTER and not (found.is_doubted or found.alarms):
+        return figures
+    why = "the evaluation made no comparison" if found is None else found.sentence
+    logger.warning("the model keeps the start's weights (run.keep_start): %s", why)
+    keep_start(config, why)
+    return evaluate(config)
+
+
+def _check_training(config: Config) -> Engine:
+    """Check the needs of the training, before there are examples."""
     engine = engine_of(config)
     check_settings(engine, config)
     check_run_folder(config)
     tokenizer = check_tokenizer(config)
     check_start(config)
     check_objective(config, tokenizer)
+    check_sets(config)
+    return engine
+
+
+def _check(config: Config) -> None:
+    """Start the session, and check the needs of all stages: preparing may take hours."""
+    engine = _check_training(config)
     check_needs(config)
     for source in config.by_source():
         input_fingerprint(source.corpus, config.storage)
-    check_sets(config)
     # All stages share one session: with the executors of the engine, and the conf of `prepare`.
     session = session_for(engine, config, "prepare") or spark_session(
         config.for_stage("prepare"), needs_context=False

@@ -50,6 +50,7 @@ from pipelines.models.adaptation import (
 )
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.folder import (
+    read_encoder,
     start_card,
     start_encoder,
     start_licence,
@@ -451,6 +452,18 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> Location:
     # A repeated, finished training has the figures of this very model already.
     write_card(paths, config, spec)
     return paths.model
+
+
+def keep_start(config: Config, why: str) -> None:
+    """Replace a run's model by its start; ``why`` is kept with the figures."""
+    paths, prepared = RunFolder.of(config), PreparedFolder.of(config)
+    spec, weights = read_encoder(paths.start)
+    figures = {"step": 0, "start_share": WHOLE, "kept_start": why}
+    facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
+    card = model_card(replace(facts, digest=None))
+    with activity("training", "writing the start as the model"):
+        write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, card)
+    update_run_metrics(paths.path, {"model": figures, "weight_change": 0.0})
 
 
 def _write_reranker(

@@ -634,7 +634,7 @@ class _Making:
             # Every file of questions reads all documents.
             session, trip = None, replace(trip, documents=on_this_machine(trip.documents))
         line = "filtering {done}/{total} questions  {text}"
-        with WorkProgress("filtering", sum(questions.values()), 0, line) as progress:
+        with WorkProgress("questions", sum(questions.values()), 0, line) as progress:
             done = 0
             for name, rows in questions.items():
                 if name in missing:

@@ -27,7 +27,7 @@ from pipelines.questions.generator import GeneratorOptions, Reply, Request
 from pipelines.training.devices import worker_device
 
 MODEL = "questions.model"
-_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+_BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}
 """Tokens of a batch, prompts and replies, by kind of device."""
 _READ_AHEAD = 64
 """Requests sorted by length before they are cut into batches."""

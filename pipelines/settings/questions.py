@@ -99,6 +99,9 @@ class QuestionSettings(Settings):
     """Price of a million prompt tokens, for the costs in the output."""
     price_output: float | None = Field(default=None, ge=0)
     """Price of a million reply tokens."""
+    least_kept: float = Field(default=0.2, ge=0, le=1)
+    """Least portion of questions that must pass the filters. Below it `recipe: questions` does not
+    train."""
     part_documents: int | None = Field(default=None, ge=1, le=65_536)
     """Documents of a part, the unit of resuming. Null: 16 to 256, by the number of documents."""
     min_characters: int = Field(default=8, ge=1)

@@ -5,7 +5,7 @@ Keys of a file or of the command line take precedence over those of the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ class Recipe:
         purpose: What a user has and wants, in a sentence.
         evidence: The measurements behind it, Markdown.
         settings: By section and key, as in YAML.
+        derived: Further settings that follow from those of the user and of the recipe.
     """
 
     purpose: str
     evidence: str
     settings: Tree
+    derived: Callable[[Tree], Tree] = lambda given: {}
 
 
 PAIRS = Recipe(
@@ -89,6 +91,70 @@ STATIC = Recipe(
 )
 
 
+ASKS = "questions"
+"""The recipe whose `run` asks a language model first."""
+_NEGATIVES = 4
+
+
+def _of_questions(given: Tree) -> Tree:
+    """Return the sections that read what the section before them writes."""
+
+    def value(section: str, key: str, default: Any) -> Any:
+        found = given.get(section)
+        known = found.get(key) if isinstance(found, Mapping) else None
+        return default if known is None else known
+
+    is_scored = bool(value("scoring", "model", None) or value("scoring", "encoder", None))
+    kept = value("scoring", "keep_negatives", None) if is_scored else None
+    count = str(value("mining", "negatives", _NEGATIVES) if kept is None else kept)
+    # Anything but a number is refused with its key, once the settings are read.
+    names = [f"negative_{number}" for number in range(int(count) if count.isdecimal() else 1)]
+    start = value("encoder", "start", "default")
+    corpus = {
+        "format": "parquet",
+        "inputs": [
+            value("scoring", "output", "scored")
+            if is_scored
+            else value("mining", "output", "mined")
+        ],
+        "pairs": "triplets",
+        "triplet_columns": ["anchor", "positive", *names],
+        "group_column": "group",
+        "min_characters": 1,
+    }
+    if is_scored:
+        columns = [f"{name}_score" for name in ("positive", *names)]
+        corpus |= {"score_columns": columns}
+    loss = "listwise_kl" if is_scored else "in_batch_negatives"
+    scorer = "cross_encoder" if value("scoring", "model", None) else "bi_encoder"
+    return {
+        "questions": {"round_trip_model": start},
+        "mining": {
+            "inputs": [value("questions", "output", "questions")],
+            "group_column": "group",
+            "model": start,
+        },
+        "scoring": {"scorer": scorer, "logits": scorer == "cross_encoder"} if is_scored else {},
+        "corpus": corpus,
+        "objective": {"name": loss},
+    }
+
+
+QUESTIONS = Recipe(
+    "Documents alone, and a language model that writes questions about them.",
+    "`run` asks (`questions`), mines hard negatives, scores them where `scoring.model` or "
+    "`scoring.encoder` names a teacher, and trains. Where the evaluation shows no gain, the model "
+    "keeps the start's weights. [Questions](../guides/questions.md) says what it needs. The "
+    "sections `mining`, `scoring` and `corpus` follow from those before them.",
+    {
+        "mining": {"negatives": _NEGATIVES},
+        "training": {"learning_rate": 2e-5, "epochs": 1, "dropout": 0.0, "start_share": 0.5},
+        "run": {"keep_start": True},
+    },
+    _of_questions,
+)
+
+
 def with_recipe(given: Any) -> Any:
     """Return settings completed by their recipe; without one they stay as they are.
 
@@ -98,8 +164,15 @@ def with_recipe(given: Any) -> Any:
     name = given.get("recipe") if isinstance(given, Mapping) else None
     if not isinstance(name, str) or name not in RECIPES:
         return given
+    recipe: Recipe = RECIPES.load(name)
+    completed = _completed(given, recipe.settings)
+    return _completed(completed, recipe.derived(completed))
+
+
+def _completed(given: Mapping[str, Any], settings: Tree) -> dict[str, Any]:
+    """Return settings with those of a recipe below them."""
     completed = dict(given)
-    for section, keys in RECIPES.load(name).settings.items():
+    for section, keys in settings.items():
         asked = given.get(section, {})
         if isinstance(asked, Mapping) and asked.get("name", keys.get("name")) == keys.get("name"):
             completed[section] = {**keys, **asked}

@@ -22,6 +22,9 @@ class RunSettings(Settings):
     """`train`, `embed` and `publish` end with exit code 4 before Spark starts if nothing is new:
     same training and lanes as the model in service; same model and inputs as the table; same table
     as in the store."""
+    keep_start: bool = False
+    """The model of `run` keeps the start's weights unless the evaluation shows a gain: on judged
+    sets, or without any on held-out pairs."""
     keep: int = Field(default=5, ge=0)
     """Number of other runs beside `run.folder` that `clean` keeps, newest first. Runs of models in
     `promotion.target` stay too."""
