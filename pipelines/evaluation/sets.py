@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 from pipelines import __version__
 from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError
-from pipelines.evaluation.base import WHOLE_ALONE, Evaluation, Forms
+from pipelines.evaluation.base import RERANKER, WHOLE_ALONE, Evaluation, Form, Forms
 from pipelines.evaluation.embedder import EmbedderLoader, embedder_loader
 from pipelines.evaluation.held_out import held_out_sets, set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval, Observed
 from pipelines.evaluation.rows import SparkRows, Tables
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.libraries import check_installed
 from pipelines.models.lsa.modules import count_terms
 from pipelines.progress import next_part
 from pipelines.runs.model_choice import Metric
@@ -139,19 +140,21 @@ def names_in_forms(named: NamedSet, config: Config) -> list[str]:
 
 
 def in_place(config: Config, found: Mapping[str, Value]) -> dict[str, Value]:
-    """Return what was found of each set, with the reranked form in place of the others.
+    """Return what was found of each set, with one form in place of the others.
 
-    ``config`` names a reranker. A cross-encoder has no ranking of its own.
+    It is the reranked form if ``config`` names a reranker, and otherwise the ranking before it. A
+    cross-encoder has no ranking of its own.
     """
     replaced = dict(found)
     for named in named_sets(config):
         forms = named.forms(config)
-        again = forms.reranked.named(named.name)
-        if forms.reranker is None or again not in found:
+        form = Form(hybrid=forms.hybrid) if forms.reranker is None else forms.reranked
+        if form.named(named.name) not in found:
             continue
         for name in names_in_forms(named, config):
-            replaced[name] = found[again]
-        del replaced[again]
+            replaced[name] = found[form.named(named.name)]
+        if forms.reranker is not None:
+            del replaced[form.named(named.name)]
     return replaced
 
 
@@ -178,6 +181,9 @@ def check_sets(config: Config) -> None:
     Raises:
         InputError: One is missing, cannot be read, or lacks a column.
     """
+    if config.evaluation.reranker is not None:
+        check_installed(RERANKER, "transformers")
+        Forms.of(config, held_out=False)
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):
         for given in evaluation.sets(config):
             with _naming_guards(config, given):

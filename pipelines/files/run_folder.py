@@ -41,6 +41,11 @@ class RunFolder:
         names = [name for name, entry in entries if isinstance(entry, Entry) and not entry.stays]
         return tuple(getattr(self, name) for name in names)
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a training has left an encoder or a cross-encoder."""
+        return self.model.is_dir() or self.reranker.is_dir()
+
     config = Entry("config.yaml", stays=True)
     """The settings of the run, without secrets."""
     environment = Entry("environment.json", stays=True)

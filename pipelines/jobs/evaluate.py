@@ -174,7 +174,7 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
                 measured_by = config.changed("evaluation", reranker=str(run.reranker))
                 model = run.start  # noqa: PLW2901 - whose ranking it improves
             figures[name] = measure(session, measured_by, model, observed[name].__setitem__)
-            if measured_by is not config:
+            if scores_pairs(config):
                 figures[name] = in_place(measured_by, figures[name])
                 observed[name] = in_place(measured_by, observed[name])
     with activity("evaluating", "computing intervals of the differences"):
@@ -205,7 +205,8 @@ def _write_samples(
 
 def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
     """Add the figures to the curves over the steps; the start is step 0."""
-    made = model_step(run.path) or max(checkpoint_steps(run.path), default=0)
+    known = model_step(run.path)
+    made = max(checkpoint_steps(run.path), default=0) if known is None else known
     for name, step in ((BEFORE, 0), (AFTER, made)):
         figures = measured.figures[name]
         add_evaluations(run.path, step, figures)

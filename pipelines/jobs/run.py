@@ -11,6 +11,7 @@ from pipelines.engines.base import Engine, engine_of
 from pipelines.evaluation.intervals import BETTER
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
@@ -45,12 +46,13 @@ def run(config: Config) -> dict[str, Metrics]:
     asking = TRIPLETS if asks(config) else ()
     stages = (*asking, *shown_stages(config), "training", "evaluating")
     with progress.job("run", stages, expected_seconds(config)) as seconds:
-        if asking:
-            # Requests cost more than a refusal.
-            check_triplets(config)
-            _check_training(with_engine(config))
-            make_triplets(config)
         chosen = with_engine(config)
+        # A run that goes on has its lanes already.
+        if asking and not _goes_on(chosen):
+            # Requests cost more than a refusal.
+            check_triplets(chosen)
+            _check_session(chosen, _check_training(chosen))
+            make_triplets(chosen)
         _check(chosen)
         prepare(chosen)
         train(chosen)
@@ -67,7 +69,10 @@ def _with_start_unless_better(config: Config, figures: dict[str, Metrics]) -> di
     found = verdict({**storage.read_json(RunFolder.of(config).metrics), **figures})
     if found is not None and found.word == BETTER and not (found.is_doubted or found.alarms):
         return figures
-    why = "the evaluation made no comparison" if found is None else found.sentence
+    why = "The evaluation made no comparison."
+    if found is not None:
+        doubts = "" if found.word != BETTER else f" {found.next_step}"
+        why = " ".join([*found.alarms, f"{found.sentence}{doubts}"])
     logger.warning("the model keeps the start's weights (run.keep_start): %s", why)
     keep_start(config, why)
     return evaluate(config)
@@ -81,23 +86,35 @@ def _check_training(config: Config) -> Engine:
     tokenizer = check_tokenizer(config)
     check_start(config)
     check_objective(config, tokenizer)
+    check_needs(config)
     check_sets(config)
     return engine
 
 
-def _check(config: Config) -> None:
-    """Start the session, and check the needs of all stages: preparing may take hours."""
-    engine = _check_training(config)
-    check_needs(config)
-    for source in config.by_source():
-        input_fingerprint(source.corpus, config.storage)
-    # All stages share one session: with the executors of the engine, and the conf of `prepare`.
+def _check_session(config: Config, engine: Engine) -> None:
+    """Start the session of all stages, with the executors of the engine."""
     session = session_for(engine, config, "prepare") or spark_session(
         config.for_stage("prepare"), needs_context=False
     )
     check_stages(session, config, ("prepare", "train", "evaluate"))
     engine.check_session(session, config)
     check_tables(session, config)
+
+
+def _goes_on(config: Config) -> bool:
+    """Return whether a run resumes on its lanes."""
+    _, has_run = check_run_folder(config)
+    lanes = PreparedFolder.of(config).lanes.manifest
+    return has_run and config.training.resume and lanes.is_file()
+
+
+def _check(config: Config) -> None:
+    """Start the session, and check the needs of all stages: preparing may take hours."""
+    engine = _check_training(config)
+    for source in config.by_source():
+        input_fingerprint(source.corpus, config.storage)
+    # All stages share one session, with the conf of `prepare`.
+    _check_session(config, engine)
 
 
 def command(config: Config) -> None:

@@ -83,7 +83,14 @@ from pipelines.runs.job_records import (
     keep_preparation,
     last_step_of,
 )
-from pipelines.runs.model_choice import WHOLE, asked_steps, choose, is_to_end, start_share
+from pipelines.runs.model_choice import (
+    KEPT_START,
+    WHOLE,
+    asked_steps,
+    choose,
+    is_to_end,
+    start_share,
+)
 from pipelines.runs.opening import (
     check_owned,
     check_run_folder,
@@ -180,6 +187,9 @@ def command(config: Config) -> Results:
 def check_settings(chosen: Engine, config: Config) -> None:
     """Refuse settings without support in the engine or the trackers."""
     check_fit(chosen, config)
+    if scores_pairs(config):
+        # Its evaluation reads it as everybody does.
+        check_installed("objective.name", "transformers")
     chosen.check_libraries(config)
     if config.encoder.lsa.dimensions:
         check_installed("encoder.lsa.dimensions", "sklearn", where=DRIVER)
@@ -458,12 +468,17 @@ def keep_start(config: Config, why: str) -> None:
     """Replace a run's model by its start; ``why`` is kept with the figures."""
     paths, prepared = RunFolder.of(config), PreparedFolder.of(config)
     spec, weights = read_encoder(paths.start)
-    figures = {"step": 0, "start_share": WHOLE, "kept_start": why}
+    figures = {"step": 0, "start_share": WHOLE, KEPT_START: why}
     facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
     card = model_card(replace(facts, digest=None))
     with activity("training", "writing the start as the model"):
         write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, card)
-    update_run_metrics(paths.path, {"model": figures, "weight_change": 0.0})
+    # It is of the weights that are refused.
+    storage.discard_folder(paths.adapter)
+    known = storage.read_json(paths.metrics)
+    trained = {name: known[name] for name in ("model", "after", "interval") if name in known}
+    of_start = {"model": figures, "weight_change": 0.0, "trained": trained}
+    update_run_metrics(paths.path, of_start)
 
 
 def _write_reranker(

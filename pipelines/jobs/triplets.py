@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from pipelines.catalog import SCORERS, SEARCHES
 from pipelines.errors import InputError
+from pipelines.files import storage, versions
+from pipelines.files.locations import location
 from pipelines.jobs.ask import ask
 from pipelines.jobs.mine import mine
 from pipelines.jobs.score import score
@@ -13,6 +17,9 @@ from pipelines.scoring.score import ScoringJob
 from pipelines.settings import Config
 from pipelines.settings.recipes import ASKS
 from pipelines.vectors.mine import MiningJob
+from pipelines.vectors.plan import options_for
+
+logger = logging.getLogger(__name__)
 
 
 def asks(config: Config) -> bool:
@@ -24,9 +31,16 @@ def check_triplets(config: Config) -> None:
     """Check what can be checked before the first request.
 
     Raises:
-        InputError: See :meth:`pipelines.questions.ask.AskingJob.of`.
+        InputError: See :meth:`pipelines.questions.ask.AskingJob.of`, or the model that mines or the
+            one that scores cannot be used, or their tables are others.
     """
     AskingJob.of(config).is_done()
+    SEARCHES.load(config.mining.search).check()
+    options_for(config, config.mining.model)
+    _may_replace(config, "mining", "_mining.json", config.questions.output)
+    if is_scored(config):
+        SCORERS.load(config.scoring.scorer).of(config)
+        _may_replace(config, "scoring", "_scoring.json", config.mining.output)
 
 
 def make_triplets(config: Config) -> None:
@@ -45,10 +59,35 @@ def _again(config: Config, section: str, check: Callable[[Config], object]) -> C
     """Return settings that make a table again, if it is one of earlier questions."""
     try:
         check(config)
-    except InputError:
+    except InputError as error:
         # Any other fault comes again.
+        logger.info("%s: the table is made again (%s)", section, error)
         return config.changed(section, overwrite=True)
     return config
+
+
+def _may_replace(config: Config, section: str, plan: str, made_of: str) -> None:
+    """Refuse a table of this recipe's place that another job has made of other inputs.
+
+    Raises:
+        InputError: It would be replaced.
+    """
+    settings = getattr(config, section)
+    folder = location(settings.output, config.storage).expanduser().absolute()
+    path = versions.current(folder) / plan
+    if settings.overwrite or not path.is_file():
+        return
+    known = storage.read_json(path)
+    named = known.get("texts" if section == "mining" else "identity", {})
+    inputs = (named.get(f"{section}.inputs") or [[]])[0]
+    wanted = location(made_of, config.storage).expanduser().absolute()
+    places = [versions.home(location(one, config.storage).absolute()) for one in inputs]
+    if places != [wanted]:
+        raise InputError(
+            f"{section}.output",
+            f"{folder} holds a table of other inputs",
+            f"Name another folder, or set {section}.overwrite=true to replace it",
+        )
 
 
 def is_scored(config: Config) -> bool:

@@ -14,7 +14,7 @@ from pipelines.settings.objective import ObjectiveSettings
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipelines.lanes.files import Side, SideName
+    from pipelines.lanes.files import Granule, SideName
     from pipelines.settings import Config
     from pipelines.tokens.vocabulary import SpecialIds
 
@@ -60,8 +60,9 @@ class TokenLoss:
             :attr:`~pipelines.models.architecture.Architecture.token_losses`.
         shapes: Of its weights by name, for the spec of an encoder. They begin as BERT's do; a
             prediction head comes from the start, if it has one.
-        inputs: Makes arrays by name, [examples, ...] each, from the sides of a granule, the
-            vocabulary's special ids, the settings, and a generator.
+        inputs: Makes arrays by name, [examples, ...] each, from a granule and the names of its
+            sides, the vocabulary's special ids, the settings, a generator, and the most tokens that
+            the encoder reads.
         tokens: Padded tokens of an example, given the longest text of each side.
         masks: Whether it needs a mask token.
         check_spec: Refuses an unfit encoder with an `InputError`.
@@ -72,7 +73,8 @@ class TokenLoss:
     uses: str
     shapes: Callable[[Any], Mapping[str, tuple[int, ...]]]
     inputs: Callable[
-        [Sequence[Side], SpecialIds, Any, np.random.Generator], Mapping[str, np.ndarray]
+        [Granule, Sequence[str], SpecialIds, Any, np.random.Generator, int],
+        Mapping[str, np.ndarray],
     ]
     tokens: Callable[[Sequence[int], Any], int] = lambda longest, settings: max(longest)
     masks: bool

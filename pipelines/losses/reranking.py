@@ -8,6 +8,7 @@ here, so this module imports arrays and frameworks inside functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from pipelines.settings.objective import ObjectiveSettings
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipelines.lanes.files import Side
+    from pipelines.lanes.files import Granule, Side
     from pipelines.models.architecture import Shapes
     from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_head import View
@@ -36,6 +37,10 @@ ACTIVATIONS: Mapping[str, str] = {
     "electra": "gelu",
 }
 """The function after the dense layer, by architecture, as `transformers` has it."""
+
+
+_LEAST_SECOND = 16
+"""Tokens of a pair that the anchor leaves to the candidate."""
 
 
 class RerankingSettings(ObjectiveSettings):
@@ -76,7 +81,13 @@ def check_spec(spec: EncoderSpec) -> None:
             f"`reranking` cannot train architecture {spec.kind}",
             f"Choose a start of {', '.join(ACTIVATIONS)}",
         )
-    if any((*spec.prompts.sides, spec.prompts.before())):
+    if spec.dense:
+        raise InputError(
+            "encoder.start",
+            "it has dense layers after the pooling, which a cross-encoder lacks",
+            "Name a start without them",
+        )
+    if any(text for _, text in spec.prompts.texts):
         raise InputError(
             "encoder.start",
             "it has prompts, which a cross-encoder does not read",
@@ -84,25 +95,37 @@ def check_spec(spec: EncoderSpec) -> None:
         )
 
 
+def pair_limit(spec: EncoderSpec) -> int:
+    """Return the most tokens of a pair: two texts of the model's length, within its positions."""
+    return min(2 * spec.max_length - 1, getattr(spec, "positions", 2 * spec.max_length))
+
+
 def check(config: Config) -> None:
-    """Refuse examples without any negative."""
-    settings = config.objective
+    """Refuse settings without effect on a cross-encoder, and examples without any negative."""
+    settings, evaluation = config.objective, config.evaluation
     assert isinstance(settings, RerankingSettings), "the settings of this loss"
+    zero, nothing = "Set it to 0", "Leave it out"
+    unfit = {
+        "evaluation.every_checkpoints": (evaluation.every_checkpoints > 0, zero),
+        "evaluation.similarity": (bool(evaluation.similarity), nothing),
+        "evaluation.classification": (bool(evaluation.classification), nothing),
+        "evaluation.reranker": (evaluation.reranker is not None, nothing),
+        "encoder.lsa.dimensions": (config.encoder.lsa.dimensions > 0, zero),
+        "encoder.lora.export": (config.encoder.lora.export == "adapter", "Set it to merged"),
+        "encoder.keep_layers": (config.encoder.keep_layers == 0, "Keep at least one layer"),
+        "encoder.max_length": (config.encoder.max_length == "corpus", "Name a number"),
+        "training.start_share": (config.training.start_share != 0, zero),
+        "run.keep_start": (config.run.keep_start, "Set it to false"),
+    }
+    for key, (is_set, remedy) in unfit.items():
+        if is_set:
+            raise InputError(key, "a cross-encoder has no embeddings", remedy)
     if config.corpus.hard_negatives + settings.granule_negatives == 0:
         raise InputError(
             "objective.granule_negatives",
             "the examples have no negatives",
             "Set it to at least 1, or corpus.pairs to triplets",
         )
-    unfit = {
-        "evaluation.every_checkpoints": config.evaluation.every_checkpoints > 0,
-        "encoder.lsa.dimensions": config.encoder.lsa.dimensions > 0,
-        "encoder.keep_layers": config.encoder.keep_layers == 0,
-        "training.start_share": config.training.start_share != 0,
-    }
-    for key, is_set in unfit.items():
-        if is_set:
-            raise InputError(key, "a cross-encoder has no embeddings", "Leave it out")
     if settings.granule_negatives >= config.lanes.granule:
         raise InputError(
             "objective.granule_negatives",
@@ -119,23 +142,30 @@ def tokens(longest: Sequence[int], settings: RerankingSettings) -> int:
 
 
 def inputs(
-    sides: Sequence[Side], ids: SpecialIds, settings: RerankingSettings, draw: np.random.Generator
+    granule: Granule,
+    names: Sequence[str],
+    ids: SpecialIds,
+    settings: RerankingSettings,
+    draw: np.random.Generator,
+    limit: int,
 ) -> Mapping[str, np.ndarray]:
     """Return the pairs of a granule, as one text each.
 
     ``token_ids`` are int32 [examples, candidates, width], ``lengths`` int32 [examples, candidates].
-    The positive comes first. ``counts`` (bool) leaves out drawn candidates with the text of the
-    positive or of the anchor. ``shares`` are fp32 [examples], of the mean.
+    The positive comes first. ``counts`` (bool) leaves out drawn candidates that may be right: of
+    the anchor's group, of an equal anchor, or with the text of the positive or of the anchor.
+    ``shares`` are fp32 [examples], of the mean.
     """
     import numpy as np
 
-    anchor, positive, *negatives = sides
+    anchor, positive, *negatives = (granule.sides[name] for name in names)
+    anchor = _cut(anchor, max(limit - _LEAST_SECOND, 2))
     examples = len(anchor.lengths)
     places = np.arange(examples)
     drawn = _others(examples, settings.granule_negatives, draw)
     found = [(positive, places), *((side, places) for side in negatives)]
     found += [(positive, drawn[:, number]) for number in range(drawn.shape[1])]
-    pairs = [_joined(anchor, side, rows) for side, rows in found]
+    pairs = [_joined(anchor, side, rows, limit) for side, rows in found]
     width = max(int(lengths.max()) for _, lengths in pairs)
     token_ids = np.zeros((examples, len(pairs), width), np.int32)
     counts = np.ones((examples, len(pairs)), bool)
@@ -144,9 +174,10 @@ def inputs(
         token_ids[:, number, :used] = joined[:, :used]
     first = len(pairs) - drawn.shape[1]
     for number, rows in enumerate(drawn.T):
-        counts[:, first + number] = ~(
-            _same(positive, rows, positive) | _same(positive, rows, anchor)
-        )
+        may_be_right = granule.groups[rows] == granule.groups
+        for side, other in ((positive, positive), (positive, anchor), (anchor, anchor)):
+            may_be_right = may_be_right | _same(side, rows, other)
+        counts[:, first + number] = ~may_be_right
     return {
         "token_ids": token_ids,
         "lengths": np.stack([lengths for _, lengths in pairs], axis=1).astype(np.int32),
@@ -169,21 +200,41 @@ def _others(examples: int, count: int, draw: np.random.Generator) -> np.ndarray:
     return found
 
 
-def _joined(anchor: Side, side: Side, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cut(side: Side, most: int) -> Side:
+    """Return texts of at most so many tokens; each keeps its last one, a special token."""
+    import numpy as np
+
+    if side.lengths.max() <= most:
+        return side
+    lengths = np.minimum(side.lengths, most)
+    token_ids = side.token_ids.copy()
+    places = np.arange(len(lengths)), lengths - 1
+    token_ids[places] = side.token_ids[np.arange(len(lengths)), side.lengths - 1]
+    return replace(side, token_ids=token_ids, lengths=lengths.astype(side.lengths.dtype))
+
+
+def _joined(
+    anchor: Side, side: Side, rows: np.ndarray, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return anchors with the texts of other rows behind them, and their lengths.
 
-    A text begins with a special token, such as [CLS], which the second one loses.
+    A text begins and ends with a special token, such as [CLS] and [SEP]. The second one loses its
+    first, and the end of its words beyond ``limit`` tokens of a pair.
     """
     import numpy as np
 
-    second, second_lengths = side.token_ids[rows][:, 1:], side.lengths[rows] - 1
+    second = side.token_ids[rows][:, 1:]
+    lengths = side.lengths[rows] - 1
+    kept = np.clip(limit - anchor.lengths, 1, lengths)
+    ends = second[np.arange(len(rows)), lengths - 1]
     examples, width = anchor.token_ids.shape
     joined = np.zeros((examples, width + second.shape[1]), np.int32)
     joined[:, :width] = anchor.token_ids
     places = anchor.lengths[:, None] + np.arange(second.shape[1])
-    is_token = np.arange(second.shape[1]) < second_lengths[:, None]
+    is_token = np.arange(second.shape[1]) < kept[:, None]
     joined[np.nonzero(is_token)[0], places[is_token]] = second[is_token]
-    return joined, anchor.lengths + second_lengths
+    joined[np.arange(examples), anchor.lengths + kept - 1] = ends
+    return joined, anchor.lengths + kept
 
 
 def _same(side: Side, rows: np.ndarray, other: Side) -> np.ndarray:

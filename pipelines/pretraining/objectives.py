@@ -21,7 +21,7 @@ from pipelines.settings.objective import ObjectiveSettings
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipelines.lanes.files import Side
+    from pipelines.lanes.files import Granule, Side
     from pipelines.models.architecture import Shapes
     from pipelines.models.bert.spec import BertSpec
     from pipelines.models.spec import EncoderSpec
@@ -55,10 +55,15 @@ def _of_one(noise: Callable[..., Arrays]) -> Callable[..., Arrays]:
     """Return the inputs of an objective over single texts."""
 
     def inputs(
-        sides: Sequence[Side], ids: SpecialIds, settings: Any, draw: np.random.Generator
+        granule: Granule,
+        names: Sequence[str],
+        ids: SpecialIds,
+        settings: Any,
+        draw: np.random.Generator,
+        limit: int,
     ) -> Arrays:
-        (side,) = sides
-        return noise(side, ids, settings, draw)
+        (name,) = names
+        return noise(granule.sides[name], ids, settings, draw)
 
     return inputs
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
+from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.lanes.files import Side
 from pipelines.lanes.plan import noise_seed
@@ -31,7 +32,7 @@ from pipelines.models.start import start_architecture
 from pipelines.models.weights import WORDS, Weights, fresh_arrays, weight_shapes
 from pipelines.settings import Config
 from pipelines.tokens.start import start_folder
-from pipelines.tokens.vocabulary import SpecialIds, read_special_ids
+from pipelines.tokens.vocabulary import SpecialIds, checked_ends, read_special_ids
 
 HEAD = "head."
 """The prefix of the head's weights."""
@@ -271,6 +272,15 @@ def special_ids(config: Config, folder: Location) -> SpecialIds | None:
     if token_loss is None:
         return None
     ids = read_special_ids(folder)
+    if token_loss.scores_pairs and checked_ends("tokens.vocabulary", local_folder(folder)) != (
+        1,
+        1,
+    ):
+        raise InputError(
+            "tokens.vocabulary",
+            f"the tokenizer in {folder} does not put one special token before and after a text",
+            "Name one that does, such as BERT's",
+        )
     if token_loss.masks and ids.mask is None:
         raise InputError(
             "tokens.vocabulary",

@@ -324,6 +324,9 @@ def _candidate(config: Config) -> _Candidate:
     """Return the run's model and its figures; refuse figures of another model."""
     folder = RunFolder.of(config)
     model = folder.model
+    if not model.is_dir() and folder.reranker.is_dir():
+        problem = f"{folder.path} holds a cross-encoder, which is not served as an encoder"
+        raise InputError("run.folder", problem, "Name a run that has trained an encoder")
     if not model.is_dir():
         raise InputError("run.folder", f"there is no model in {folder.path}", "Run `train` first")
     known: _Metrics = records.read(folder.metrics, _Metrics) if folder.metrics.is_file() else {}

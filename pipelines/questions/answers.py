@@ -158,8 +158,9 @@ class _Task:
         self._attempts = attempts
         self._lines: deque[_Line] = deque()
         self._answered: list[tuple[_Line, Reply]] = []
-        self._asked = 0
-        self._replies = 0
+        self._made: list[int] = []
+        # Requests on their way, and the tokens of the others.
+        self._open = 0
         self._spent = 0
         self._most = 0
         self._torn: set[str] = set()
@@ -177,22 +178,24 @@ class _Task:
                 asked = chain([first], requests)
                 if math.isfinite(self._work.budget):
                     # Their tokens foretell those of the others.
-                    yield from self._answer(generator.replies(islice(asked, _FIRST)))
-                yield from self._answer(generator.replies(asked))
-        yield from self._take_known()
-        yield from self._write()
+                    self._answer(generator.replies(islice(asked, _FIRST)))
+                self._answer(generator.replies(asked))
+        self._take_known()
+        self._write()
+        yield from self._made
 
-    def _answer(self, replies: Iterator[Reply]) -> Iterator[int]:
+    def _answer(self, replies: Iterator[Reply]) -> None:
         try:
             for reply in replies:
                 self._get_on()
-                yield from self._take_known()
-                yield from self._take(self._lines.popleft(), reply)
+                self._open -= 1
+                self._take_known()
+                self._take(self._lines.popleft(), reply)
                 self._count(reply)
         except PipelineError:
             # What the last part has is paid for.
             self._torn |= {line.part.name for line, _ in self._answered}
-            yield from self._write()
+            self._write()
             raise
 
     def _count(self, reply: Reply) -> None:
@@ -204,26 +207,25 @@ class _Task:
             )
         self._spent += reply.tokens
         self._most = max(self._most, reply.tokens)
-        self._replies += 1
 
-    def _take_known(self) -> Iterator[int]:
+    def _take_known(self) -> None:
         while self._lines and (known := self._lines[0].known) is not None:
-            yield from self._take(self._lines.popleft(), known)
+            self._take(self._lines.popleft(), known)
 
-    def _take(self, line: _Line, reply: Reply) -> Iterator[int]:
+    def _take(self, line: _Line, reply: Reply) -> None:
         """Add a line to its part, after writing the part before it."""
         if self._answered and self._answered[0][0].part is not line.part:
-            yield from self._write()
+            self._write()
         if reply is UNANSWERED:
             self._torn.add(line.part.name)
         else:
             self._answered.append((line, reply))
 
-    def _write(self) -> Iterator[int]:
+    def _write(self) -> None:
         if self._answered:
             lines, self._answered = self._answered, []
             is_whole = lines[0][0].part.name not in self._torn
-            yield write_answers(self._work, lines, self._attempts, is_whole=is_whole)
+            self._made.append(write_answers(self._work, lines, self._attempts, is_whole=is_whole))
 
     def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request]:
         """Yield the requests of parts; append their lines to those not yet answered.
@@ -235,23 +237,23 @@ class _Task:
             if figures is not None:
                 # Of an earlier attempt at this task, which has paid for it.
                 self._spent += figures.tokens
-                self._asked += figures.asked
-                self._replies += figures.asked
                 continue
             for line in self._read(part):
                 if line.known is not None:
                     self._lines.append(line)
                     if line.is_paid:
-                        self._asked += 1
                         self._count(line.known)
                 elif self._foreseen() < self._work.budget:
                     self._lines.append(line)
-                    self._asked += 1
+                    self._open += 1
                     yield line.request
+            if not self._open:
+                # Nothing is on its way, and known lines may be many.
+                self._take_known()
 
     def _foreseen(self) -> int:
         """Return the tokens after one more request, if those on their way take the most so far."""
-        return self._spent + self._most * (self._asked - self._replies + 1)
+        return self._spent + self._most * (self._open + 1)
 
     def _read(self, part: RowRange) -> Iterator[_Line]:
         columns = ["text", "title", "key"]
@@ -276,6 +278,25 @@ class _Task:
         return self._known[1]
 
 
+def answer_files(folder: Location, build: str = "part-") -> list[Location]:
+    """Return the files of answers whose names begin so; remove the remains of uploads."""
+    found = []
+    for file in listed(folder, f"{build}*.parquet"):
+        if _figures_of(file) is None:
+            file.unlink()
+        else:
+            found.append(file)
+    return found
+
+
+def _is_parquet(file: Location) -> bool:
+    try:
+        pq.read_metadata(arrow_source(file))
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return True
+
+
 def _figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:
@@ -285,9 +306,9 @@ def _figures_of(file: Location) -> AnswerFigures | None:
 
 
 def _replies_in(file: Location) -> Mapping[tuple[str, str], Reply]:
-    """Return the replies of a file, by text and prompt; none without the file."""
+    """Return the replies of a file, by text and prompt; none without the file, or a whole one."""
     found: dict[tuple[str, str], Reply] = {}
-    if not file.is_file():
+    if not _is_parquet(file):
         return found
     with pq.ParquetFile(arrow_source(file)) as opened:
         for batch in opened.iter_batches(use_threads=False):
@@ -315,6 +336,11 @@ def answers_schema(key_type: pa.DataType) -> pa.Schema:
     )
 
 
+def _is_new(line: _Line) -> bool:
+    """Return whether this update pays for a line."""
+    return line.known is None or line.is_paid
+
+
 def write_answers(
     work: AskingWork,
     lines: list[tuple[_Line, Reply]],
@@ -326,7 +352,7 @@ def write_answers(
     part = lines[0][0].part
     prompts = Counter(line.document["text"] for line, _ in lines)
     whole = len(work.asking.prompts)
-    new = [reply for line, reply in lines if line.known is None or line.is_paid]
+    new = [reply for line, reply in lines if _is_new(line)]
     problems = Counter(reply.problem.partition(":")[0] for reply in new if reply.problem)
     figures = AnswerFigures(
         documents=sum(count == whole for count in prompts.values()),
@@ -350,10 +376,12 @@ def write_answers(
     schema = answers_schema(work.key_type).with_metadata(
         {FIGURES: json.dumps(asdict(figures)).encode()}
     )
-    table = pa.Table.from_pylist(rows, schema=schema)
     target = work.folder / f"{part.name}.parquet"
     if not is_whole:
+        # Others are in the earlier table, and cost nothing again.
+        rows = [row for row, (line, _) in zip(rows, lines, strict=True) if _is_new(line)]
         target = work.folder / KEPT / f"{part.name}-{uuid.uuid4().hex}.parquet"
+    table = pa.Table.from_pylist(rows, schema=schema)
     with storage.built_file(target, aside_in=attempts) as path:
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
     return len(new)

@@ -35,7 +35,14 @@ from pipelines.files.ownership import QUESTIONS as QUESTION_TABLE
 from pipelines.libraries import check_installed
 from pipelines.models.identity import model_digest
 from pipelines.progress import WorkProgress, activity
-from pipelines.questions.answers import KEPT, AnswerFigures, AskingWork, Failure, ask_parts
+from pipelines.questions.answers import (
+    KEPT,
+    AnswerFigures,
+    AskingWork,
+    Failure,
+    answer_files,
+    ask_parts,
+)
 from pipelines.questions.documents import (
     DOCUMENTS,
     INPUTS,
@@ -372,6 +379,12 @@ class AskingJob:
             summary = _Making(session, self, begun).made()
             for line in summary.lines():
                 logger.info("questions: %s", line)
+        plan = Plan.read(begun)
+        assert plan is not None, "it was written first"
+        # Those about earlier documents have been the only copies until now.
+        for file in listed(begun / ANSWERS, "part-*.parquet"):
+            if not file.name.startswith(build_name(plan.build)):
+                file.unlink()
         for name in (WORK, ATTEMPTS, f"{ANSWERS}/{ATTEMPTS}", f"{ANSWERS}/{KEPT}"):
             storage.discard_folder(begun / name)
         take_place(begun, self.folder)
@@ -537,6 +550,14 @@ class _Making:
         answered = self._ask(staged)
         seconds = round(time.monotonic() - began, 2)
         figures = self._filter(staged, answered)
+        if not figures.kept:
+            most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
+            why = f"; most often dropped: {most}" if most else ""
+            raise InputError(
+                MODEL,
+                f"none of {figures.parsed:,} questions in the replies passes the filters{why}",
+                "Read them with `ask --dry-run`, and change the model, the prompt or the filters",
+            )
         summary = self._summary(staged, answered, figures, seconds)
         manifest = {
             "rows": summary.rows,
@@ -559,10 +580,6 @@ class _Making:
         folder, budget = self.folder / ANSWERS, self.settings.token_budget
         plan = Plan.read(self.folder)
         assert plan is not None, "it was written first"
-        # Answers about earlier documents are staged by now.
-        for file in listed(folder, "part-*.parquet"):
-            if not file.name.startswith(build_name(plan.build)):
-                file.unlink()
         asked_rows = self.settings.part_documents
         parts = staged.parts(self.work / DOCUMENTS, asked_rows, plan.build)
         rows = {part.name: part.rows for part in parts}
@@ -654,10 +671,12 @@ class _Making:
             known: Mapping[str, int] = storage.read_json(mark)
             return known
         mark.unlink(missing_ok=True)
+        plan = Plan.read(self.folder)
+        assert plan is not None, "it was written first"
         write = partial(
             write_questions,
             self.session,
-            self.folder / ANSWERS,
+            answer_files(self.folder / ANSWERS, build_name(plan.build)),
             self.work / DOCUMENTS,
             folder,
             replies=replies,

@@ -52,6 +52,7 @@ class Endpoint:
         self._failed = threading.Event()
         # Since the last reply, in all threads.
         self._failures = 0
+        self._has_answered = False
         self._limit = _LIMITS[0]
 
     def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
@@ -90,20 +91,26 @@ class Endpoint:
             raise
 
     def _asked(self, request: Request) -> Reply:
-        for _ in range(self._options.retries + 1):
+        tries = 0
+        while tries <= self._options.retries:
+            tries += 1
             limit = self._limit
             try:
                 found = self._completion(request, limit)
             except openai.APIStatusError as error:
                 if limit == _LIMITS[0] and _LIMITS[1] in str(error):
                     self._limit = _LIMITS[1]
+                    tries -= 1
                     continue
-                word = "refused" if error.status_code in _OF_THE_PROMPT else "failed"
-                if error.status_code in _OF_THE_SETTINGS or self._fails():
+                is_refused = error.status_code in _OF_THE_PROMPT
+                # A server that has not answered yet is the fault, and not the prompt.
+                is_of_all = not is_refused and not self._has_answered
+                if is_of_all or error.status_code in _OF_THE_SETTINGS or self._fails():
                     raise self._refusal(error) from None
+                word = "refused" if is_refused else "failed"
                 return Reply(None, 0, 0, f"{word}: {self._told(error)}")
             except openai.APITimeoutError as error:
-                if self._fails():
+                if not self._has_answered or self._fails():
                     raise self._unreachable(error) from None
                 return Reply(None, 0, 0, f"failed: {self._told(error)}")
             except openai.APIConnectionError as error:
@@ -112,7 +119,7 @@ class Endpoint:
                 continue  # Not JSON: a proxy's page, or an answer cut off.
             reply = _read(found)
             if reply is not None:
-                self._failures = 0
+                self._failures, self._has_answered = 0, True
                 return reply
         shown = without_password(str(self._options.address))
         raise InputError(

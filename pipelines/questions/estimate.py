@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,20 +15,21 @@ import numpy as np
 from pipelines.corpus.cleaning.rules import is_installed as knows_languages
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, listed
-from pipelines.questions.answers import AnswerFigures, Failure, failures_kept
+from pipelines.files.begun import begun_folders
+from pipelines.files.locations import Location
+from pipelines.questions.answers import Failure, failures_kept
 from pipelines.questions.ask import AskingJob
 from pipelines.questions.documents import INPUTS, documents_source, read_documents
 from pipelines.questions.filters import Asked, Filters
 from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
 from pipelines.questions.prompts import Asking, questions_of
+from pipelines.spark.frames import read_parquet
 from pipelines.spark.tasks import collect_from_tasks
-from pipelines.vectors.parts import in_threads
 from pipelines.vectors.sources import damage_told, has_text
 from pipelines.vectors.table_job import run_job
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SAMPLE = 20
 """Documents of a sample."""
@@ -67,7 +68,9 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the lines to print."""
         requests = max(0, self.documents - self.known) * self.prompts
-        replies = [one.reply for one in self.sampled]
+        replies = [one.reply for one in self.sampled if not one.reply.problem]
+        if not replies:
+            return [f"no reply to {len(self.sampled)} requests: {self._problems()}"]
         read, written = (
             np.array([getattr(reply, name) for reply in replies], float)
             for name in ("prompt_tokens", "reply_tokens")
@@ -98,7 +101,14 @@ class Estimate:
         lines.append(
             f"  {len(kept)} of {len(found)} questions pass the filters (without the round trip)"
         )
+        if len(replies) < len(self.sampled):
+            lines.append(f"  without a reply: {self._problems()}")
         return [*lines, *self._shown()]
+
+    def _problems(self) -> str:
+        """Return the problems of the sample, each once."""
+        found = dict.fromkeys(one.reply.problem for one in self.sampled if one.reply.problem)
+        return "; ".join(map(str, found))
 
     def _shown(self) -> Iterator[str]:
         for one in self.sampled[:_SHOWN]:
@@ -135,6 +145,7 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
         frame = read_documents(session, config, staged, job.folder)
         texts = frame.where(has_text("text")).groupBy("text").agg(F.min("title").alias("title"))
         documents = texts.count()
+        known = _known_documents(session, job, texts)
         if not documents:
             raise InputError(INPUTS, "no row has a text", "Name a table of documents")
         drawn = texts.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
@@ -147,7 +158,7 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
         raise failed[0].error()
     return Estimate(
         documents=documents,
-        known=_known_documents(job),
+        known=known,
         prompts=len(job.asking.prompts),
         sampled=tuple(one for one in found if isinstance(one, Sampled)),
         prices=(settings.price_input, settings.price_output),
@@ -165,10 +176,19 @@ def _discarded(folder: Location) -> Iterator[None]:
         storage.discard_folder(folder)
 
 
-def _known_documents(job: AskingJob) -> int:
-    """Return the number of documents with answers in the present table."""
-    files = [file for folder in job.known_answers() for file in listed(folder, "part-*.parquet")]
-    return AnswerFigures.total(in_threads(AnswerFigures.read, files)).documents
+def _known_documents(session: SparkSession, job: AskingJob, texts: DataFrame) -> int:
+    """Return how many of the texts have an answer to each prompt."""
+    begun = next(iter(begun_folders(job.folder)), None)
+    folders = job.known_answers(begun)
+    if not folders:
+        return 0
+    answers = [
+        read_parquet(session, folder).select("text", "prompt", "reply") for folder in folders
+    ]
+    known = reduce(lambda left, right: left.union(right), answers).where("reply is not null")
+    prompts = known.groupBy("text").agg({"prompt": "count"}).toDF("text", "prompts")
+    whole = prompts.where(f"prompts >= {len(job.asking.prompts)}")
+    return texts.join(whole, "text", "left_semi").count()
 
 
 def _ask_sample(

@@ -26,7 +26,7 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.questions.filters import NOT_FOUND, REPEATED, Asked, Filters, plain_form
 from pipelines.questions.prompts import questions_of
-from pipelines.spark.frames import read_parquet, shuffle_partitions
+from pipelines.spark.frames import read_columns_of_any, read_parquet, shuffle_partitions
 from pipelines.vectors.bm25 import ranks_of
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.exact import search_table
@@ -84,7 +84,7 @@ class QuestionFigures:
 
 def write_questions(
     session: SparkSession,
-    answers: Location,
+    answers: Sequence[Location],
     documents: Location,
     folder: Location,
     *,
@@ -102,7 +102,7 @@ def write_questions(
     from pyspark.sql.types import StringType, StructField, StructType
 
     storage.discard_folder(folder)
-    frame = read_parquet(session, answers).select(*_READ).where(F.col("reply").isNotNull())
+    frame = read_columns_of_any(session, answers, _READ).where(F.col("reply").isNotNull())
     key_type = frame.schema["key"].dataType
     texts = ("plain", "question", "asked", "reason", "text", "title", "prompt")
     fields = [StructField(name, StringType()) for name in texts]

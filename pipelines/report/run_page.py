@@ -84,7 +84,7 @@ def write_report(
     funnel = read_record(prepared.corpus.funnel)
     samples = read_record(run.samples)
     tokens = read_record(run.tokens)
-    has_finished = "training" in figures and run.model.is_dir()
+    has_finished = "training" in figures and run.has_model
     comparisons = compare(figures)
     jobs = read_jobs(run_folder)
     page = render(

@@ -91,7 +91,7 @@ class RecordedRun:
     @property
     def has_finished(self) -> bool:
         """Whether it has ended, and left a model."""
-        return bool(self.training) and self.folder.model.is_dir()
+        return bool(self.training) and self.folder.has_model
 
 
 def check_run(folder: Location) -> None:

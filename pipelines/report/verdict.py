@@ -33,7 +33,7 @@ from pipelines.evaluation.intervals import (
 )
 from pipelines.evaluation.sets import Role
 from pipelines.report.comparison import Comparison, compare, main_lines, shown
-from pipelines.runs.model_choice import WHOLE
+from pipelines.runs.model_choice import KEPT_START, WHOLE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,7 +123,11 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     overlaps = (told_overlap(figures, line.evaluation) for line in guards)
     sentences += [f"{overlap}." for overlap in overlaps if overlap]
     untrained = figures.get("model", {}).get("start_share") == WHOLE
-    if untrained:
+    kept = figures.get("model", {}).get(KEPT_START)
+    if kept:
+        told = f"The model keeps the start's weights (run.keep_start). Trained, it was: {kept}"
+        sentences.insert(0, told)
+    elif untrained:
         sentences.insert(0, "Nothing was trained: the encoder has the weights of the start.")
     next_step = _next_step(
         word,
@@ -133,6 +137,8 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         unknown=bool(unknown),
         untrained=untrained,
     )
+    if kept:
+        next_step = "Keep the start, or change the questions, the negatives or the training."
     if raised:
         next_step = _LOOK
     elif is_doubted and word in (BETTER, MIXED):

@@ -37,6 +37,8 @@ _BEST = "best.json"
 logger = logging.getLogger(__name__)
 TITLES = "titles"
 """A value of ``training.start_share``."""
+KEPT_START = "kept_start"
+"""The key of a model's figures with the reason to keep the start (``run.keep_start``)."""
 WHOLE = 1.0
 """The share with which the model keeps the start weights unchanged."""
 _SHARE_WITH_TITLES = 0.5
@@ -229,6 +231,8 @@ def told_choice(figures: Mapping[str, Any]) -> str:
     """Describe a choice for people, from ``metrics.json``."""
     state = _describe_state(figures)
     share = figures.get("start_share")
+    if KEPT_START in figures:
+        return "the start weights, since the evaluation of the trained ones shows no gain"
     if share == WHOLE:
         return "the start weights, since most documents have no title"
     return state if share is None else f"{share:.0%} of the start and {1 - share:.0%} of {state}"

@@ -127,6 +127,7 @@ def _of_questions(given: Tree) -> Tree:
         corpus |= {"score_columns": columns}
     loss = "listwise_kl" if is_scored else "in_batch_negatives"
     scorer = "cross_encoder" if value("scoring", "model", None) else "bi_encoder"
+    scorer = value("scoring", "scorer", scorer)
     return {
         "questions": {"round_trip_model": start},
         "mining": {

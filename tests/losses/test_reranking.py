@@ -9,7 +9,7 @@ from reconstruction_cases import SPEC, lively, loss_and_gradients, texts
 from steppers import IDS
 
 from pipelines.errors import InputError
-from pipelines.lanes.files import Side
+from pipelines.lanes.files import Granule, Side
 from pipelines.losses.reranking import LOSS, RerankingSettings, inputs, tokens
 from pipelines.models.weights import weight_shapes
 from pipelines.pretraining.start import generator
@@ -21,9 +21,16 @@ def sides(count: int = 3, examples: int = 5) -> list[Side]:
     return [texts(examples, seed=seed) for seed in range(count)]
 
 
-def made(given: list[Side], epoch: int = 0, **settings) -> dict[str, np.ndarray]:
+def made(
+    given: list[Side], epoch: int = 0, limit: int = 64, groups=None, **settings
+) -> dict[str, np.ndarray]:
     known = RerankingSettings(name="reranking", **settings)
-    return dict(inputs(given, IDS, known, generator(1, epoch, 3)))
+    anchor, positive, *negatives = given
+    groups = np.arange(len(anchor.lengths)) if groups is None else np.array(groups)
+    granule = Granule(
+        number=3, groups=groups, anchor=anchor, positive=positive, negatives=tuple(negatives)
+    )
+    return dict(inputs(granule, [*granule.sides], IDS, known, generator(1, epoch, 3), limit))
 
 
 def test_each_pair_is_an_anchor_and_a_candidate_without_its_first_token():
@@ -86,6 +93,31 @@ def test_drawn_texts_that_are_the_positive_or_the_anchor_do_not_count():
     assert left_out == {(0, 1), (1, 0), (2, 0), (3, 1), (4, 1)}
 
 
+def test_drawn_texts_of_the_anchors_group_or_of_an_equal_anchor_do_not_count():
+    given = sides(2)
+    counts = made(given, granule_negatives=4, groups=[1, 2, 1, 3, 4])["counts"]
+    assert (~counts).sum(axis=1).tolist() == [1, 0, 1, 0, 0]
+    anchor = given[0]
+    token_ids, lengths = anchor.token_ids.copy(), anchor.lengths.copy()
+    token_ids[4], lengths[4] = token_ids[3], lengths[3]
+    counts = made([Side(token_ids, lengths), given[1]], granule_negatives=4)["counts"]
+    assert (~counts).sum(axis=1).tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("limit", [18, 22, 28])
+def test_a_pair_beyond_the_encoders_positions_loses_the_end_of_its_words(limit):
+    given = sides(3)
+    whole, short = made(given, granule_negatives=1), made(given, limit=limit, granule_negatives=1)
+    assert whole["lengths"].max() > limit
+    assert short["lengths"].max() == short["token_ids"].shape[2] <= limit
+    for place in np.ndindex(short["lengths"].shape):
+        ids, length = short["token_ids"][place], short["lengths"][place]
+        # Both texts keep their end.
+        assert ids[length - 1] == whole["token_ids"][place][whole["lengths"][place] - 1]
+        anchor = min(int(given[0].lengths[place[0]]), max(limit - 16, 2))
+        assert ids[anchor - 1] == given[0].token_ids[place[0], given[0].lengths[place[0]] - 1]
+
+
 @pytest.mark.parametrize("comparison", ["listwise", "pointwise"])
 def test_the_loss_is_the_cross_entropy_of_the_scores(comparison, monkeypatch):
     arrays = made(sides(), granule_negatives=1, comparison=comparison)
@@ -128,9 +160,7 @@ def test_the_loss_is_the_cross_entropy_of_the_scores(comparison, monkeypatch):
 def test_parts_of_a_granule_add_up_to_its_loss_and_gradients(comparison):
     weights = lively(weight_shapes(SPEC), 1)
     own = lively(dict(LOSS.token_loss.shapes(SPEC)), 2)
-    # Positions of this encoder end at 16.
-    short = [Side(side.token_ids[:, :8], np.minimum(side.lengths, 8)) for side in sides()]
-    arrays = made(short, granule_negatives=1, comparison=comparison)
+    arrays = made(sides(), limit=SPEC.positions, granule_negatives=1, comparison=comparison)
     whole = loss_and_gradients("reranking", arrays, weights, own)
     parts = [
         loss_and_gradients(

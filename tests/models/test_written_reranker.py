@@ -12,8 +12,15 @@ from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from tiny_checkpoints import FAMILIES, write_sentence_folder
 from tokenizers import Tokenizer
 
-from pipelines.lanes.files import Side
-from pipelines.losses.reranking import ACTIVATIONS, LOSS, RerankingSettings, inputs, score
+from pipelines.lanes.files import Granule, Side
+from pipelines.losses.reranking import (
+    ACTIVATIONS,
+    LOSS,
+    RerankingSettings,
+    inputs,
+    pair_limit,
+    score,
+)
 from pipelines.models.folder import read_encoder
 from pipelines.models.frameworks.torch import prepare
 from pipelines.models.rerankers.folder import read_reranker
@@ -51,12 +58,19 @@ def test_scores_of_training_are_those_of_the_folder(family, tmp_path):
     }
 
     tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
-    sides = [side(tokenizer, QUERIES), side(tokenizer, DOCUMENTS)]
+    granule = Granule(
+        number=3,
+        groups=np.arange(len(QUERIES)),
+        anchor=side(tokenizer, QUERIES),
+        positive=side(tokenizer, DOCUMENTS),
+    )
     arrays = inputs(
-        sides,
+        granule,
+        ["anchor", "positive"],
         read_special_ids(start),
         RerankingSettings(name="reranking", granule_negatives=2),
         generator(1, 0, 3),
+        pair_limit(spec),
     )
     view = View(
         encoder=prepare(spec, {name: torch.tensor(value) for name, value in weights.items()}),
@@ -81,3 +95,16 @@ def test_scores_of_training_are_those_of_the_folder(family, tmp_path):
     np.testing.assert_allclose(ours(QUERIES, DOCUMENTS), theirs.predict(pairs), atol=1e-5)
     config = json.loads((Path(folder) / "config.json").read_text())
     assert config["architectures"][0].endswith("ForSequenceClassification")
+
+
+def test_a_pair_that_is_too_long_is_cut_within_the_positions(tmp_path):
+    start = write_sentence_folder(tmp_path / "start", FAMILIES["bert"])
+    spec, weights = read_encoder(start)
+    shapes = dict(LOSS.token_loss.shapes(spec))
+    folder = tmp_path / "reranker"
+    write_reranker(folder, spec, weights, fresh_arrays(shapes, 5, 1), start, "# One\n")
+    limit = pair_limit(spec)
+    assert limit == min(2 * spec.max_length - 1, spec.positions)
+    score_pairs = CrossEncoder(read_reranker(folder, "--rerank"), precision="fp32")
+    long = " ".join(["ten"] * 200)
+    assert np.isfinite(score_pairs(["the model"], [long])).all()

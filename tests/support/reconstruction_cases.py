@@ -9,7 +9,7 @@ import torch
 from steppers import IDS, VOCABULARY
 
 from pipelines.catalog import LOSSES
-from pipelines.lanes.files import Side
+from pipelines.lanes.files import Granule, Side
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.frameworks.torch import prepare
 from pipelines.models.weights import Weights, weight_shapes
@@ -63,7 +63,9 @@ def noised(
 ) -> dict[str, np.ndarray]:
     """What an objective makes of texts."""
     own = LOSSES.load(name).token_loss
-    return dict(own.inputs([side], ids, objective(name, **keys), generator(17, 0, number)))
+    granule = Granule(number=number, groups=np.arange(len(side.lengths)), anchor=side)
+    settings, draw = objective(name, **keys), generator(17, 0, number)
+    return dict(own.inputs(granule, ["anchor"], ids, settings, draw, 16))
 
 
 def loss_and_gradients(

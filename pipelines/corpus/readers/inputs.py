@@ -32,7 +32,7 @@ from pipelines.files.locations import (
     matching,
     plain_suffix,
 )
-from pipelines.files.versions import current
+from pipelines.files.versions import current, is_version
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings import base as paths
 from pipelines.settings.corpus import column_of, element_of
@@ -144,15 +144,16 @@ def _files_of(
     for match in sorted(matches, key=sort_key):
         check_regular(match, key)
         if match.is_dir():
-            # A table of ours in a store: its other versions are old, or unfinished.
             yield from _files_in(current(match), kind, links)
         else:
             yield match
 
 
 def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
-    empty, kinds = True, names_of(kind).values()
+    empty, kinds, pointed = True, names_of(kind).values(), dict[Location, str]()
     for file in files_below(folder, is_hidden, links):
+        if is_outdated(file, folder, pointed):
+            continue
         if any(_is_of(file, files) for files in kinds):
             empty = False
             if file.is_symlink():
@@ -163,6 +164,23 @@ def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
         wanted = suffixes_of(kind)
         problem = f"{folder} holds no {kind} file"
         raise InputError(links.key, problem, f"Name a folder whose files end in {wanted}")
+
+
+def is_outdated(file: Location, folder: Location, pointed: dict[Location, str]) -> bool:
+    """Return whether a file below a folder of a store is of an old or unfinished version.
+
+    ``pointed`` keeps the names of current versions, since each costs a request.
+    """
+    if isinstance(file, Path):
+        return False
+    parts, depth = file.parts, len(folder.parts)
+    place = next((at for at in range(depth, len(parts) - 1) if is_version(parts[at])), None)
+    if place is None:
+        return False
+    home = folder.joinpath(*parts[depth:place])
+    if home not in pointed:
+        pointed[home] = current(home).name
+    return pointed[home] != parts[place]
 
 
 def is_hidden(name: str) -> bool:

@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
-from pipelines.losses.reranking import DENSE, SCORE
+from pipelines.losses.reranking import DENSE, SCORE, pair_limit
 from pipelines.models.architecture import architecture_of
 from pipelines.models.folder import Licence
 from pipelines.models.identity import CARD_FILE
@@ -142,7 +142,7 @@ def _write_tokenizer(folder: Path, source: Path, spec: EncoderSpec) -> None:
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": spec.max_length,
+            "model_max_length": pair_limit(spec),
             "model_input_names": ["input_ids", "attention_mask"],
             "cls_token": first,
             "sep_token": last,

@@ -320,11 +320,12 @@ class BatchedWork(TorchWork):
     def _over_tokens(self, work: StepWork) -> torch.Tensor:
         """Add the gradients of a loss over hidden states, a sum over the parts of each granule."""
         assert self._token_work is not None
-        widths = np.array([[self._token_work.width(granule)] for granule in work.granules])
+        token_work, source = self._token_work, work.source
+        widths = np.array([[token_work.width(granule, source)] for granule in work.granules])
         parts = [
             part
             for granule, (width,) in zip(work.granules, self._agreed(widths).tolist(), strict=True)
-            for part in self._token_work.parts(granule, work.noise_epoch, width)
+            for part in token_work.parts(granule, source, work.noise_epoch, width)
         ]
         total = torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):

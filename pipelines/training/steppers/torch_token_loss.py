@@ -16,7 +16,7 @@ from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.architecture import Shapes
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
 from pipelines.models.frameworks.torch_module import Unit
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.pretraining.start import generator
 from pipelines.pretraining.torch_head import View
 from pipelines.runs.run import TrainingRun
@@ -38,29 +38,32 @@ class TokenWork:
     """The inputs of a loss with weights of its own, and the loss of an encoder's hidden states."""
 
     def __init__(self, run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> None:
-        self._settings = run.config.objective
+        # All sources have the same objective, if it has weights of its own.
+        self._settings = run.by_source[0].config.objective
         self._objective: Loss = LOSSES.load(self._settings.name)
         assert self._objective.token_loss is not None
         assert run.special_ids is not None, "the driver has read them"
         self._token_loss, self._ids = self._objective.token_loss, run.special_ids
         self._spec, self._training = spec, training
-        self._sides = tuple(run.sides)
+        # Of each source: one may have hard negatives, and another none.
+        self._sides = [tuple(of_source.sides) for of_source in run.by_source]
 
-    def width(self, granule: Granule) -> int:
+    def width(self, granule: Granule, source: int) -> int:
         """Return the padded tokens of an example of a granule."""
-        longest = [int(granule.sides[side].lengths.max()) for side in self._sides]
+        longest = [int(granule.sides[side].lengths.max()) for side in self._sides[source]]
         return int(self._token_loss.tokens(longest, self._settings))
 
-    def parts(self, granule: Granule, epoch: int, width: int) -> list[Examples]:
+    def parts(self, granule: Granule, source: int, epoch: int, width: int) -> list[Examples]:
         """Return a granule's examples, in as many parts as examples of a width need.
 
         Noise is the whole granule's, dropout a part's.
         """
-        seed, sides = self._training.seed, [granule.sides[side] for side in self._sides]
+        seed, sides = self._training.seed, self._sides[source]
         count = parts_needed(granule.examples, width, self._training.tokens_per_forward)
         draw = generator(seed, epoch, granule.number)
         # Drawn before the split, so that the noise does not depend on the number of parts.
-        inputs = self._token_loss.inputs(sides, self._ids, self._settings, draw)
+        limit = getattr(self._spec, "positions", UNLIMITED)
+        inputs = self._token_loss.inputs(granule, sides, self._ids, self._settings, draw, limit)
         of_dropout = noise_seed(seed, epoch, granule.number)
         if count == 1:
             return [Examples(of_dropout, inputs)]
@@ -136,7 +139,5 @@ class TokenModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
 
 def token_work(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> TokenWork | None:
     """Return a run's loss over tokens, if it has one; the precision of `training` is resolved."""
-    # All sources have the same objective, if it has weights of its own.
-    first, *_ = run.by_source
-    loss: Loss = LOSSES.load(first.config.objective.name)
-    return None if loss.token_loss is None else TokenWork(first, spec, training)
+    loss: Loss = LOSSES.load(run.by_source[0].config.objective.name)
+    return None if loss.token_loss is None else TokenWork(run, spec, training)
