@@ -213,7 +213,7 @@ LOSSES = Registry(
         "listwise_kl": "pipelines.losses.distillation:LISTWISE_KL",
         "embedding_distillation": "pipelines.losses.distillation:EMBEDDING_DISTILLATION",
         "similarity_distillation": "pipelines.losses.distillation:SIMILARITY_DISTILLATION",
-        "reranking": "pipelines.losses.reranking:LOSS",
+        "reranking": "pipelines.pretraining.reranking:LOSS",
         "mlm": "pipelines.pretraining.objectives:MLM",
         "clm": "pipelines.pretraining.objectives:CLM",
         "tsdae": "pipelines.pretraining.objectives:TSDAE",

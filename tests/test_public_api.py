@@ -17,8 +17,10 @@ from pipelines.errors import InputError
 from pipelines.promotion import current
 from pipelines.settings import Config
 
-JOBS = {"embed", "evaluate", "export", "mine", "prepare", "promote", "publish", "run", "search"} | {
-    "train"
+JOBS = {"ask", "embed", "evaluate", "export", "mine", "prepare", "promote", "publish", "run"} | {
+    "score",
+    "search",
+    "train",
 }
 MODULES = {
     "pipelines.cli",

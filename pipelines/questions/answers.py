@@ -233,8 +233,8 @@ class _Task:
         Beyond the budget, known replies are still taken over: the earlier table goes.
         """
         for part in parts:
-            figures = _figures_of(self._work.folder / f"{part.name}.parquet")
-            if figures is not None:
+            figures = figures_of(self._work.folder / f"{part.name}.parquet")
+            if figures is not None and figures.documents == part.rows:
                 # Of an earlier attempt at this task, which has paid for it.
                 self._spent += figures.tokens
                 continue
@@ -262,6 +262,9 @@ class _Task:
         paid: dict[tuple[str, str], Reply] = {}
         for file in listed(self._work.folder / KEPT, f"{part.name}-*.parquet"):
             paid |= _replies_in(file)
+        # Of a part that ended at a budget, with known replies too.
+        ended = _replies_in(self._work.folder / f"{part.name}.parquet")
+        paid |= {place: reply for place, reply in ended.items() if place not in known}
         for document in rows.to_pylist():
             asked = self._work.asking.requests(document["text"], document["title"])
             for name, prompt, seed in asked:
@@ -282,7 +285,7 @@ def answer_files(folder: Location, build: str = "part-") -> list[Location]:
     """Return the files of answers whose names begin so; remove the remains of uploads."""
     found = []
     for file in listed(folder, f"{build}*.parquet"):
-        if _figures_of(file) is None:
+        if figures_of(file) is None:
             file.unlink()
         else:
             found.append(file)
@@ -297,7 +300,7 @@ def _is_parquet(file: Location) -> bool:
     return True
 
 
-def _figures_of(file: Location) -> AnswerFigures | None:
+def figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:
         return AnswerFigures.read(file)

@@ -42,6 +42,7 @@ from pipelines.questions.answers import (
     Failure,
     answer_files,
     ask_parts,
+    figures_of,
 )
 from pipelines.questions.documents import (
     DOCUMENTS,
@@ -583,8 +584,11 @@ class _Making:
         asked_rows = self.settings.part_documents
         parts = staged.parts(self.work / DOCUMENTS, asked_rows, plan.build)
         rows = {part.name: part.rows for part in parts}
-        # Requests without a reply leave a row too, but not documents beyond the budget.
         names = {*missing_parts(folder, dict.fromkeys(rows))}
+        # Requests without a reply leave a row too, but not documents beyond an earlier budget.
+        written = [part for part in parts if part.name not in names]
+        cut = in_threads(self._is_cut, written)
+        names |= {part.name for part, is_cut in zip(written, cut, strict=True) if is_cut}
         missing = [part for part in parts if part.name in names]
         before = self._answered(parts, names)
         if missing:
@@ -610,6 +614,11 @@ class _Making:
             if failed := [one for one in made if isinstance(one, Failure)]:
                 raise failed[0].error()
         return self._answered(parts, {*missing_parts(folder, dict.fromkeys(rows))})
+
+    def _is_cut(self, part: RowRange) -> bool:
+        """Return whether the file of a part lacks documents."""
+        figures = figures_of(self.folder / ANSWERS / f"{part.name}.parquet")
+        return figures is None or figures.documents < part.rows
 
     def _most_tasks(self, tokens: float) -> int:
         """Return the most tasks that ask, each within its share of the tokens."""

@@ -60,12 +60,12 @@ class QuestionSettings(Settings):
     `transformers`: a model folder, on the executors."""
     address: NameOrPath | None = None
     """Base URL of the `endpoint`: `http://host:8000/v1`."""
-    model: str | None = None
+    model: NameOrPath | None = None
     """Name of the model at the endpoint, or its folder for `transformers`."""
     key_variable: str = "QUESTIONS_API_KEY"
     """Environment variable of the driver with the API key of the endpoint, if it needs one. The
     driver sends it to the executors."""
-    prompts: tuple[str, ...] = ("question",)
+    prompts: tuple[NameOrPath, ...] = ("question",)
     """What to ask for: `question`, `keywords` (a query of a few words), `claim`, or your own prompt
     files. Each document gets a request for each."""
     per_prompt: int = Field(default=3, ge=1, le=20)

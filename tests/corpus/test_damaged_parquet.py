@@ -11,8 +11,9 @@ from pipelines.corpus.stage import prepare_corpus
 from pipelines.errors import InputError
 from pipelines.evaluation.pairs import PairFiles, read_pairs
 from pipelines.settings.load import parse
-from pipelines.vectors.mining_inputs import check_sources, damage_told
+from pipelines.vectors.mining_inputs import check_sources, mining_sources
 from pipelines.vectors.parts import read_rows
+from pipelines.vectors.sources import damage_told
 
 
 def write(path, begin, rows=100, **more):
@@ -129,7 +130,7 @@ def test_other_commands_name_what_is_damaged(spark, tmp_path, inputs):
     columns = {"anchor_column": "sentence1", "positive_column": "sentence2"}
     config = parse({"mining": {"inputs": [str(inputs)], **columns}})
     told = r"^mining.inputs: .*1\.parquet cannot be read \(damaged \("
-    with pytest.raises(InputError, match=told), damage_told(spark, config):
+    with pytest.raises(InputError, match=told), damage_told(spark, config, mining_sources(config)):
         spark.read.parquet(str(inputs)).select("sentence2").collect()
 
 

@@ -13,20 +13,14 @@ from tiny_checkpoints import FAMILIES, write_sentence_folder
 from tokenizers import Tokenizer
 
 from pipelines.lanes.files import Granule, Side
-from pipelines.losses.reranking import (
-    ACTIVATIONS,
-    LOSS,
-    RerankingSettings,
-    inputs,
-    pair_limit,
-    score,
-)
 from pipelines.models.folder import read_encoder
 from pipelines.models.frameworks.torch import prepare
 from pipelines.models.rerankers.folder import read_reranker
+from pipelines.models.rerankers.head import ACTIVATIONS, pair_limit
 from pipelines.models.rerankers.torch import CrossEncoder
 from pipelines.models.rerankers.write import write_reranker
 from pipelines.models.weights import fresh_arrays
+from pipelines.pretraining.reranking import LOSS, RerankingSettings, inputs, score
 from pipelines.pretraining.start import generator
 from pipelines.pretraining.torch_head import View
 from pipelines.tokens.vocabulary import read_special_ids

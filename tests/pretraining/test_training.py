@@ -20,9 +20,11 @@ from pipelines.training.steppers.torch import TorchStepper
 WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).token_loss]
 NAMES = [name for name in WITH_TOKENS if name != "clm"]
 """Those that train an encoder; a decoder's has no noise, and no weights of its own."""
+OF_SINGLES = [name for name in NAMES if name != "reranking"]
 UNCLIPPED = {"clip_norm": 0.0}
 
 each_objective = pytest.mark.parametrize("name", NAMES)
+of_singles = pytest.mark.parametrize("name", OF_SINGLES)
 
 
 def made(name, training=None, **others):
@@ -40,7 +42,7 @@ def gradients(each, *granules, epoch=0):
 
 
 def test_there_are_some():
-    assert WITH_TOKENS == ["mlm", "clm", "tsdae", "retromae"]
+    assert WITH_TOKENS == ["reranking", "mlm", "clm", "tsdae", "retromae"]
 
 
 @each_objective
@@ -154,7 +156,7 @@ def test_own_weights_follow_from_the_seed_and_are_not_the_encoders():
     assert not any(value.any() for value in biases)
 
 
-@each_objective
+@of_singles
 def test_an_architecture_without_tokens_is_refused(name):
     config = parse({"objective": {"name": name}, "corpus": {"pairs": "single"}, **TORCH})
     told = rf"^objective\.name: `{name}` cannot train architecture static\. Choose another loss, or"
@@ -166,7 +168,7 @@ TORCH = {"training": {"framework": "torch", "engine": "torch"}}
 SINGLES = ["corpus.pairs=single", "training.framework=torch", "training.engine=torch"]
 
 
-@each_objective
+@of_singles
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -216,7 +218,7 @@ def test_a_step_of_any_source_trains_them():
         SimpleNamespace(config=one, sides=("anchor",), special_ids=IDS)
         for one in config.by_source()
     ]
-    run = SimpleNamespace(config=config, by_source=each)
+    run = SimpleNamespace(config=config, by_source=each, special_ids=IDS)
     mixed = TorchStepper(SimpleNamespace(run=run), alone.checkpoint(0), SingleProcess())
     for source in range(2):
         work = StepWork(source, 0, [granule(source)], source=source)

@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from embedding_fixtures import lines, minilm_folder, sentence_file, small_model
 from language_server import KEY, MODEL, LanguageServer
 from local_servers import serving
+from question_documents import DOCUMENTS, write_documents
 
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 
 __all__ = ["lines", "minilm_folder", "sentence_file", "small_model"]
-
-DOCUMENTS = 120
 
 
 @pytest.fixture
@@ -33,14 +30,6 @@ def language_server(monkeypatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setenv("QUESTIONS_API_KEY", KEY)
     with serving(LanguageServer, **shared) as place:
         yield shared | {"address": f"http://127.0.0.1:{place['port']}/v1"}
-
-
-def write_documents(path: Path, texts: list[str], **columns: list[Any]) -> Path:
-    """A table of documents, with a title and an id each."""
-    rows = {"id": list(range(len(texts))), "text": texts}
-    rows["title"] = [" ".join(text.split()[:3]) for text in texts]
-    pq.write_table(pa.table(rows | columns), path)
-    return path
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import DOCUMENTS, write_documents
 from language_server import KEY, MODEL, questions_about
+from question_documents import DOCUMENTS, write_documents
 
 import pipelines
 from pipelines.cli import main

@@ -150,7 +150,7 @@ def test_false_negatives_are_left_out_and_the_next_ones_take_their_places(
     rows = rows_of(summary.folder)
     assert [(row["id"], row["negative_0"], row["negative_0_score"]) for row in rows] == wanted
     assert 0 < len(rows) < ROWS
-    assert (summary.rows, summary.left_out, summary.above) == (len(rows), ROWS - len(rows), 0.0)
+    assert (summary.rows, summary.left_out, summary.above) == (len(rows), ROWS - len(rows), None)
     assert list(rows[0]) == [
         *("id", "anchor", "positive", "negative_0", "positive_score", "negative_0_score"),
     ]

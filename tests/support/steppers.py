@@ -168,7 +168,7 @@ def stepper(
     sections = {"objective": objective, "training": training, "corpus": corpus}
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     own = LOSSES.load(config.objective.name).token_loss
-    sides = sides if own is None else sides[:1]
+    sides = sides if own is None or own.scores_pairs else sides[:1]
     run = SimpleNamespace(config=config, sides=sides, special_ids=IDS)
     run.by_source = (run,)
     placement = config.training.placement

@@ -171,7 +171,7 @@ def is_outdated(file: Location, folder: Location, pointed: dict[Location, str]) 
 
     ``pointed`` keeps the names of current versions, since each costs a request.
     """
-    if isinstance(file, Path):
+    if as_local(file) is not None:
         return False
     parts, depth = file.parts, len(folder.parts)
     place = next((at for at in range(depth, len(parts) - 1) if is_version(parts[at])), None)

@@ -21,10 +21,10 @@ from tokenizers.processors import TemplateProcessing
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
-from pipelines.losses.reranking import DENSE, SCORE, pair_limit
 from pipelines.models.architecture import architecture_of
 from pipelines.models.folder import Licence
 from pipelines.models.identity import CARD_FILE
+from pipelines.models.rerankers.head import DENSE, SCORE, pair_limit
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, save_weights
 from pipelines.tokens.vocabulary import load_tokenizer
@@ -55,7 +55,7 @@ def write_reranker(
     """Write a cross-encoder's folder, whole or not at all; replace an existing one.
 
     ``weights`` are the encoder's in canonical names, ``head`` those of
-    :mod:`pipelines.losses.reranking`; the card is Markdown.
+    :mod:`pipelines.models.rerankers.head`; the card is Markdown.
     """
     plain = replace(spec, dense=(), lsa=0)
     check_weights(plain, weights)

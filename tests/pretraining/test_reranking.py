@@ -10,8 +10,8 @@ from steppers import IDS
 
 from pipelines.errors import InputError
 from pipelines.lanes.files import Granule, Side
-from pipelines.losses.reranking import LOSS, RerankingSettings, inputs, tokens
 from pipelines.models.weights import weight_shapes
+from pipelines.pretraining.reranking import LOSS, RerankingSettings, inputs, tokens
 from pipelines.pretraining.start import generator
 from pipelines.settings.load import parse
 from pipelines.settings.objective import objective
@@ -124,7 +124,9 @@ def test_the_loss_is_the_cross_entropy_of_the_scores(comparison, monkeypatch):
     arrays["counts"][2, 2] = False
     given = np.linspace(-2, 3, 15, dtype=np.float32)
     scores = torch.tensor(given).view(5, 3)
-    monkeypatch.setattr("pipelines.losses.reranking.score", lambda view, states: scores.view(-1))
+    monkeypatch.setattr(
+        "pipelines.pretraining.reranking.score", lambda view, states: scores.view(-1)
+    )
     settings = objective("reranking", comparison=comparison)
 
     class View:

@@ -15,28 +15,17 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.losses.loss import Loss, TokenLoss
+from pipelines.models.rerankers.head import ACTIVATIONS, DENSE, SCORE, head_shapes
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipelines.lanes.files import Granule, Side
-    from pipelines.models.architecture import Shapes
     from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_head import View
     from pipelines.settings import Config
     from pipelines.tokens.vocabulary import SpecialIds
-
-DENSE, SCORE = "rerank.dense.", "rerank.score."
-"""Prefixes of the head's weights: a dense layer of the encoder's width, and the score."""
-ACTIVATIONS: Mapping[str, str] = {
-    "bert": "tanh",
-    "roberta": "tanh",
-    "mpnet": "tanh",
-    "distilbert": "relu",
-    "electra": "gelu",
-}
-"""The function after the dense layer, by architecture, as `transformers` has it."""
 
 
 _LEAST_SECOND = 16
@@ -63,16 +52,6 @@ class RerankingSettings(ObjectiveSettings):
     )
 
 
-def head_shapes(spec: EncoderSpec) -> Shapes:
-    """Return the shapes of the head."""
-    return {
-        f"{DENSE}weight": (spec.hidden, spec.hidden),
-        f"{DENSE}bias": (spec.hidden,),
-        f"{SCORE}weight": (1, spec.hidden),
-        f"{SCORE}bias": (1,),
-    }
-
-
 def check_spec(spec: EncoderSpec) -> None:
     """Refuse encoders whose cross-encoders `transformers` builds in another way."""
     if spec.kind not in ACTIVATIONS:
@@ -93,11 +72,6 @@ def check_spec(spec: EncoderSpec) -> None:
             "it has prompts, which a cross-encoder does not read",
             "Set encoder.prompts to {query: '', document: ''}, or name a start without them",
         )
-
-
-def pair_limit(spec: EncoderSpec) -> int:
-    """Return the most tokens of a pair: two texts of the model's length, within its positions."""
-    return min(2 * spec.max_length - 1, getattr(spec, "positions", 2 * spec.max_length))
 
 
 def check(config: Config) -> None:
