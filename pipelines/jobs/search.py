@@ -71,7 +71,7 @@ def search(
         is_local = fits_in_process(table, hybrid=hybrid) and not builds
         asked = config.for_stage("embed")
         if reranker is not None:
-            text_column(table, "whose texts --rerank reads")
+            text_column(table, RERANK)
         found = find_texts(
             table,
             queries,

@@ -116,8 +116,8 @@ def text_bytes(table: VectorTable) -> int:
     return size
 
 
-def text_column(table: VectorTable, use: str = "whose words --hybrid counts") -> str:
-    """Return the column of a table's texts; ``use`` says what for, in the message.
+def text_column(table: VectorTable, option: str = "--hybrid") -> str:
+    """Return the column of a table's texts, which a command's option reads.
 
     Raises:
         InputError: No embedding job has recorded it.
@@ -125,8 +125,8 @@ def text_column(table: VectorTable, use: str = "whose words --hybrid counts") ->
     if table.text is None:
         raise InputError(
             "embedding.output",
-            f"{table.folder} does not name its column of texts, {use}",
-            "Leave the option out, or name a table that `embed` has written",
+            f"{table.folder} does not name its column of texts, which {option} reads",
+            f"Search it without {option}, or name a table that `embed` has written",
         )
     return table.text
 

@@ -94,5 +94,5 @@ def test_what_cannot_be_ranked_again_is_refused(table, small_model, lines, tmp_p
     with pytest.raises(InputError, match=r"^--rerank: .* holds BertModel"):
         pipelines.search(config, lines[:1], 3, rerank=str(small_model))
     storage.write_json(table / MANIFEST_FILE, {"vector_column": "embedding"})
-    with pytest.raises(InputError, match=r"column of texts, whose texts --rerank reads\. Leave"):
+    with pytest.raises(InputError, match=r"column of texts, which --rerank reads\. Search it"):
         pipelines.search(config, lines[:1], 3, rerank=str(reranker))

@@ -1,0 +1,75 @@
+"""Training of a cross-encoder as a job: its folder, its figures, and what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_factory import small_config
+from sentence_transformers import CrossEncoder as TheirCrossEncoder
+
+import pipelines
+from pipelines.errors import InputError
+from pipelines.models.rerankers.folder import read_reranker
+from pipelines.models.rerankers.torch import CrossEncoder
+from pipelines.settings import Config
+from pipelines.settings.objective import objective
+
+PAIRS = [
+    ("Open a file", "Return a file object that reads the file of that name"),
+    ("Open a file", "A counter of the words"),
+    ("", "Nothing is asked"),
+]
+
+
+@pytest.fixture(scope="module")
+def config(prepared, tmp_path_factory) -> Config:
+    settings = small_config(
+        prepared, engine="local", framework="torch", workers=1, max_steps=40, checkpoint_every=20
+    )
+    updates = {
+        "run": settings.run.model_copy(
+            update={"folder": str(tmp_path_factory.mktemp("reranker") / "run")}
+        ),
+        "objective": objective("reranking", granule_negatives=3),
+    }
+    return settings.model_copy(update=updates)
+
+
+@pytest.fixture(scope="module")
+def trained(config) -> Path:
+    return Path(pipelines.train(config))
+
+
+@pytest.fixture(scope="module")
+def figures(config, trained):
+    return pipelines.evaluate(config)
+
+
+def test_the_loss_falls_and_the_folder_is_read_by_others(config, trained):
+    run = Path(config.run.folder)
+    assert trained == run / "reranker"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    ours = CrossEncoder(read_reranker(trained, "scoring.model"), precision="fp32")
+    theirs = TheirCrossEncoder(str(trained), device="cpu").predict(PAIRS)
+    np.testing.assert_allclose(ours(*zip(*PAIRS, strict=True)), theirs, atol=1e-5)
+
+
+def test_its_ranking_is_compared_with_the_starts(config, trained, figures):
+    before, after = figures["before"], figures["after"]
+    assert before["retrieval"].keys() == after["retrieval"].keys()
+    assert before["retrieval"]["ndcg@10"] != after["retrieval"]["ndcg@10"]
+    assert figures["interval"]["retrieval"].keys() >= {"ndcg@10"}
+    # It has no embeddings: nothing else is measured.
+    assert not {"geometry"} & after.keys()
+    report = (Path(config.run.folder) / "report.html").read_text()
+    assert "/reranker" in report
+
+
+def test_a_run_of_another_kind_is_not_its_reranker(config, trained):
+    with pytest.raises(InputError, match=r"^promotion\.|^run\.folder"):
+        pipelines.promote(config.changed("promotion", target=str(trained.parent / "served")))

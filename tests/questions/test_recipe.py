@@ -1,0 +1,85 @@
+"""`recipe: questions`: from documents to a model, or to a reason why there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from language_server import MODEL
+
+import pipelines
+from pipelines.errors import InputError
+from pipelines.models.folder import read_encoder
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+
+
+@pytest.fixture
+def configured(language_server, document_file, small_model, tmp_path):
+    """Makes settings of a whole run, in the folder of the test."""
+
+    def made(**questions: Any) -> Config:
+        return parse(
+            {
+                "recipe": "questions",
+                "questions": {
+                    "inputs": [str(document_file)],
+                    "title_column": "title",
+                    "output": str(tmp_path / "questions"),
+                    "address": language_server["address"],
+                    "model": MODEL,
+                    "round_trip": 100,
+                    "per_prompt": 2,
+                    **questions,
+                },
+                "mining": {"negatives": 2, "output": str(tmp_path / "mined")},
+                "encoder": {"start": str(small_model)},
+                "tokens": {"max_length": 32},
+                "lanes": {"count": 2, "granule": 8},
+                "embedding": {"precision": "fp32"},
+                "evaluation": {"samples": 0},
+                "training": {
+                    "engine": "local",
+                    "framework": "torch",
+                    "workers": 1,
+                    "granules_per_step": 2,
+                    "max_steps": 2,
+                    "learning_rate": 1e-9,
+                    "precision": "fp32",
+                },
+                "prepared": {"folder": str(tmp_path / "prepared")},
+                "run": {"folder": str(tmp_path / "run")},
+            }
+        )
+
+    return made
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
+    configured, language_server, tmp_path, caplog
+):
+    figures = pipelines.run(configured())
+    assert "keeps the start's weights (run.keep_start)" in caplog.text
+    run = tmp_path / "run"
+    (_, start), (_, kept) = read_encoder(run / "start"), read_encoder(run / "model")
+    assert start.keys() == kept.keys()
+    for name, value in start.items():
+        np.testing.assert_array_equal(kept[name], value, err_msg=name)
+    assert figures["before"]["retrieval"] == figures["after"]["retrieval"]
+    assert "start" in Path(run, "model", "README.md").read_text()
+
+    asked = language_server["counts"]["requests"]
+    pipelines.run(configured().changed("run", overwrite=True))
+    assert language_server["counts"]["requests"] == asked
+
+
+@pytest.mark.usefixtures("spark")
+def test_questions_that_hardly_pass_the_filters_train_nothing(configured, tmp_path):
+    told = r"^questions\.least_kept: only .* questions pass the filters, most often dropped: too lo"
+    with pytest.raises(InputError, match=told):
+        pipelines.run(configured(max_characters=36, least_kept=0.99))
+    assert not (tmp_path / "mined").exists()
+    assert not (tmp_path / "run").exists()
