@@ -47,8 +47,10 @@ def run(config: Config) -> dict[str, Metrics]:
     stages = (*asking, *shown_stages(config), "training", "evaluating")
     with progress.job("run", stages, expected_seconds(config)) as seconds:
         chosen = with_engine(config)
-        # A run that goes on has its lanes already.
-        if asking and not _goes_on(chosen):
+        if asking and _goes_on(chosen):
+            folder = chosen.run.folder
+            logger.info("questions: %s goes on with the triplets that it began with", folder)
+        elif asking:
             # Requests cost more than a refusal.
             check_triplets(chosen)
             _check_session(chosen, _check_training(chosen))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipelines.catalog import SCORERS, SEARCHES
 from pipelines.errors import InputError
@@ -37,10 +37,11 @@ def check_triplets(config: Config) -> None:
     AskingJob.of(config).is_done()
     SEARCHES.load(config.mining.search).check()
     options_for(config, config.mining.model)
-    _may_replace(config, "mining", "_mining.json", config.questions.output)
+    _may_replace(config, "mining", "_mining.json", config.mining.inputs)
     if is_scored(config):
         SCORERS.load(config.scoring.scorer).of(config)
-        _may_replace(config, "scoring", "_scoring.json", config.mining.output)
+        made_of = config.scoring.inputs or (config.mining.output,)
+        _may_replace(config, "scoring", "_scoring.json", made_of)
 
 
 def make_triplets(config: Config) -> None:
@@ -66,7 +67,7 @@ def _again(config: Config, section: str, check: Callable[[Config], object]) -> C
     return config
 
 
-def _may_replace(config: Config, section: str, plan: str, made_of: str) -> None:
+def _may_replace(config: Config, section: str, plan: str, made_of: Sequence[str]) -> None:
     """Refuse a table of this recipe's place that another job has made of other inputs.
 
     Raises:
@@ -80,9 +81,11 @@ def _may_replace(config: Config, section: str, plan: str, made_of: str) -> None:
     known = storage.read_json(path)
     named = known.get("texts" if section == "mining" else "identity", {})
     inputs = (named.get(f"{section}.inputs") or [[]])[0]
-    wanted = location(made_of, config.storage).expanduser().absolute()
-    places = [versions.home(location(one, config.storage).absolute()) for one in inputs]
-    if places != [wanted]:
+    wanted, places = (
+        [versions.home(location(one, config.storage).expanduser().absolute()) for one in names]
+        for names in (made_of, inputs)
+    )
+    if places != wanted:
         raise InputError(
             f"{section}.output",
             f"{folder} holds a table of other inputs",

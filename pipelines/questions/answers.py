@@ -242,7 +242,8 @@ class _Task:
                 if line.known is not None:
                     self._lines.append(line)
                     if line.is_paid:
-                        self._count(line.known)
+                        # The driver has taken its tokens off the budget.
+                        self._most = max(self._most, line.known.tokens)
                 elif self._foreseen() < self._work.budget:
                     self._lines.append(line)
                     self._open += 1
@@ -281,6 +282,15 @@ class _Task:
         return self._known[1]
 
 
+def tokens_of(folder: Location, part: str) -> int:
+    """Return the tokens that this update has paid for a part, whole or not."""
+    figures, kept = figures_of(folder / f"{part}.parquet"), dict[tuple[str, str], Reply]()
+    for file in listed(folder / KEPT, f"{part}-*.parquet"):
+        kept |= _replies_in(file)
+    # A later file of a part holds the replies of those before.
+    return max(0 if figures is None else figures.tokens, sum(one.tokens for one in kept.values()))
+
+
 def answer_files(folder: Location, build: str = "part-") -> list[Location]:
     """Return the files of answers whose names begin so; remove the remains of uploads."""
     found = []
@@ -295,7 +305,7 @@ def answer_files(folder: Location, build: str = "part-") -> list[Location]:
 def _is_parquet(file: Location) -> bool:
     try:
         pq.read_metadata(arrow_source(file))
-    except (OSError, pa.ArrowInvalid):
+    except (FileNotFoundError, pa.ArrowInvalid):
         return False
     return True
 
@@ -304,7 +314,7 @@ def figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:
         return AnswerFigures.read(file)
-    except (OSError, KeyError, pa.ArrowInvalid):
+    except (FileNotFoundError, KeyError, pa.ArrowInvalid):
         return None
 
 

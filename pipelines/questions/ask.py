@@ -43,6 +43,7 @@ from pipelines.questions.answers import (
     answer_files,
     ask_parts,
     figures_of,
+    tokens_of,
 )
 from pipelines.questions.documents import (
     DOCUMENTS,
@@ -590,11 +591,10 @@ class _Making:
         cut = in_threads(self._is_cut, written)
         names |= {part.name for part, is_cut in zip(written, cut, strict=True) if is_cut}
         missing = [part for part in parts if part.name in names]
-        before = self._answered(parts, names)
         if missing:
             # Of a job that ended at its budget: there will be more questions.
             forget_questions(self.folder)
-            left = math.inf if budget is None else max(0.0, float(budget - before.tokens))
+            left = math.inf if budget is None else max(0.0, float(budget - self._spent(parts)))
             tasks = slices(missing, self._most_tasks(left))
             with open_parquet(missing[0].path) as file:
                 key_type = file.schema_arrow.field("key").type
@@ -613,7 +613,12 @@ class _Making:
             made = make_parts(self.session, "questions", folder, rows, tasks, make)
             if failed := [one for one in made if isinstance(one, Failure)]:
                 raise failed[0].error()
-        return self._answered(parts, {*missing_parts(folder, dict.fromkeys(rows))})
+        return self._answered(parts)
+
+    def _spent(self, parts: list[RowRange]) -> int:
+        """Return the tokens that this update has paid for in earlier runs."""
+        folder = self.folder / ANSWERS
+        return sum(in_threads(partial(tokens_of, folder), [part.name for part in parts]))
 
     def _is_cut(self, part: RowRange) -> bool:
         """Return whether the file of a part lacks documents."""
@@ -627,14 +632,11 @@ class _Making:
             most = min(most, self.settings.requests)
         return most if math.isinf(tokens) else max(1, min(most, int(tokens // _TASK_TOKENS)))
 
-    def _answered(self, parts: list[RowRange], missing: set[str]) -> AnswerFigures:
+    def _answered(self, parts: list[RowRange]) -> AnswerFigures:
         """Return the sums of the existing files of answers."""
-        files = (
-            self.folder / ANSWERS / f"{part.name}.parquet"
-            for part in parts
-            if part.name not in missing
-        )
-        return AnswerFigures.total(in_threads(AnswerFigures.read, files))
+        files = [self.folder / ANSWERS / f"{part.name}.parquet" for part in parts]
+        found = in_threads(figures_of, files)
+        return AnswerFigures.total(figures for figures in found if figures is not None)
 
     def _filter(self, staged: Staged, answered: AnswerFigures) -> QuestionFigures:
         """Make the files of the table from the answers; return their sums."""

@@ -31,8 +31,8 @@ _OF_THE_PROMPT = frozenset({400, 413, 422})
 _OF_THE_SETTINGS = frozenset({401, 403, 404})
 """Statuses that no other prompt would change."""
 _MOST_FAILED = 8
-"""Requests in a row without a reply that mean a fault of the server or of the settings, not of the
-prompts."""
+"""Requests in a row without a reply, after which a short prompt tells whether any gets one."""
+_PROBE = Request("Reply with one word: yes", 1)
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The limit of a reply; newer models of OpenAI know the second name only."""
 
@@ -102,15 +102,12 @@ class Endpoint:
                     self._limit = _LIMITS[1]
                     tries -= 1
                     continue
-                is_refused = error.status_code in _OF_THE_PROMPT
-                # A server that has not answered yet is the fault, and not the prompt.
-                is_of_all = not is_refused and not self._has_answered
-                if is_of_all or error.status_code in _OF_THE_SETTINGS or self._fails():
+                if error.status_code in _OF_THE_SETTINGS or self._fails_at_all():
                     raise self._refusal(error) from None
-                word = "refused" if is_refused else "failed"
+                word = "refused" if error.status_code in _OF_THE_PROMPT else "failed"
                 return Reply(None, 0, 0, f"{word}: {self._told(error)}")
             except openai.APITimeoutError as error:
-                if not self._has_answered or self._fails():
+                if self._fails_at_all():
                     raise self._unreachable(error) from None
                 return Reply(None, 0, 0, f"failed: {self._told(error)}")
             except openai.APIConnectionError as error:
@@ -128,10 +125,21 @@ class Endpoint:
             "Name the base URL of the API, most often with /v1 at its end",
         )
 
-    def _fails(self) -> bool:
-        """Count a request without a reply, and return whether there are too many in a row."""
+    def _fails_at_all(self) -> bool:
+        """Count a request without a reply, and return whether any other would have none either.
+
+        A job may have only prompts left at which the server fails, so failures alone do not tell.
+        """
         self._failures += 1
-        return self._failures >= _MOST_FAILED
+        if self._has_answered and self._failures < _MOST_FAILED:
+            return False
+        try:
+            answers = _read(self._completion(_PROBE, self._limit)) is not None
+        except (openai.OpenAIError, ValueError):
+            answers = False
+        if answers:
+            self._failures, self._has_answered = 0, True
+        return not answers
 
     def _completion(self, request: Request, limit: str) -> Any:
         options = self._options

@@ -281,6 +281,26 @@ def test_a_job_that_dies_at_its_budget_forgets_no_answer(
     assert (summary.asked_documents, summary.rows) == (DOCUMENTS, whole.rows)
 
 
+def test_a_job_that_dies_at_its_budget_keeps_to_it_in_the_next_run(
+    spark, asking, language_server, monkeypatch
+):
+    monkeypatch.setattr("pipelines.questions.ask._TASK_TOKENS", 2000)
+    budget = 9000
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask.write_pairs", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(asking(round_trip=None, token_budget=budget))
+    before = requests(language_server)
+    summary = pipelines.ask(asking(round_trip=None, token_budget=budget))
+    assert 0 < summary.asked_documents < DOCUMENTS
+    assert 0.8 * budget < summary.prompt_tokens + summary.reply_tokens <= budget
+    assert summary.requests == requests(language_server) >= before
+
+
 def test_a_budget_needs_a_server_that_counts(spark, asking, language_server):
     language_server["counts_tokens"].clear()
     with pytest.raises(InputError, match=r"^questions\.token_budget: the server does not count"):

@@ -100,11 +100,15 @@ def test_a_prompt_at_which_the_server_fails_costs_that_reply_alone(language_serv
     found = replies(language_server, documents, retries=0, requests=1)
     problems = [reply.problem and reply.problem.partition(":")[0] for reply in found]
     assert problems == [None, "failed", None, "failed", None]
+    # A later job has only these left.
+    found = replies(language_server, ["poison"] * 20, retries=0, requests=1)
+    assert [reply.problem.partition(":")[0] for reply in found] == ["failed"] * 20
 
 
 def test_replies_on_their_way_come_before_the_error(language_server):
-    language_server["broken"].append("poison")
-    documents = [f"alpha{number} beta{number}" for number in range(6)] + ["poison"] * 30
+    # Each failure has a probe behind it, before it is an error.
+    language_server["faults"] += [*[None] * 6, *[500] * 90]
+    documents = [f"alpha{number} beta{number}" for number in range(36)]
     with closing(Endpoint(options(language_server, retries=0, requests=2))) as endpoint:
         found = endpoint.replies(Request(prompt_of(text), 7) for text in documents)
         seen = []
@@ -159,5 +163,8 @@ def test_a_prompt_that_the_model_refuses_costs_that_reply_alone(language_server)
     assert problems == ["refused", None, "refused"]
     assert "too long for the context" in found[0].problem
     assert (found[0].text, found[0].tokens) == (None, 0)
+    found = replies(language_server, ["a secret document"] * 20)
+    assert {reply.problem.partition(":")[0] for reply in found} == {"refused"}
+    language_server["refused"].append("")  # Any prompt.
     with pytest.raises(InputError, match=r"^questions\.model: .* refuses the request"):
         replies(language_server, ["a secret document"] * 20)
