@@ -53,11 +53,13 @@ class Sampled:
 class Estimate:
     """The price of a job.
 
-    ``documents`` are all distinct texts, ``known`` those with answers, by the present table.
+    ``documents`` are all distinct texts, ``known`` those with answers, by the present table;
+    ``without_text`` are further rows.
     ``prices`` are those of a million tokens of prompts and of replies, None if unknown.
     """
 
     documents: int
+    without_text: int
     known: int
     prompts: int
     sampled: tuple[Sampled, ...]
@@ -76,8 +78,9 @@ class Estimate:
             for name in ("prompt_tokens", "reply_tokens")
         )
         of_them = f", {self.known:,} of them with answers" if self.known else ""
+        empty = f" ({self.without_text:,} rows without text)" if self.without_text else ""
         lines = [
-            f"{self.documents:,} documents{of_them}, {requests:,} requests; "
+            f"{self.documents:,} documents{empty}{of_them}, {requests:,} requests; "
             f"sample of {len(replies)}:",
             f"  {_total(read, requests)} tokens of prompts ({read.mean():,.0f} a request)",
             f"  {_total(written, requests)} tokens of replies ({written.mean():,.0f} a request)",
@@ -143,8 +146,9 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
         _discarded(staged),
     ):
         frame = read_documents(session, config, staged, job.folder)
-        texts = frame.where(has_text("text")).groupBy("text").agg(F.min("title").alias("title"))
-        documents = texts.count()
+        readable = frame.where(has_text("text"))
+        texts = readable.groupBy("text").agg(F.min("title").alias("title"))
+        documents, without_text = texts.count(), frame.count() - readable.count()
         known = _known_documents(session, job, texts)
         if not documents:
             raise InputError(INPUTS, "no row has a text", "Name a table of documents")
@@ -158,6 +162,7 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
         raise failed[0].error()
     return Estimate(
         documents=documents,
+        without_text=without_text,
         known=known,
         prompts=len(job.asking.prompts),
         sampled=tuple(one for one in found if isinstance(one, Sampled)),

@@ -353,14 +353,17 @@ def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, 
 
 
 def test_a_dry_run_prices_the_job_and_writes_nothing(
-    spark, asking, language_server, capsys, tmp_path
+    spark, asking, document_file, language_server, capsys, tmp_path
 ):
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, [*texts, texts[0], "", " "])
     config = asking(price_input=2.0)
     path = tmp_path / "job.yaml"
     path.write_text(dump(config))
     assert main(["ask", "--config", str(path), "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert f"{DOCUMENTS} documents, {DOCUMENTS} requests; sample of 20:" in told
+    empty = "(2 rows without text)"
+    assert f"{DOCUMENTS} documents {empty}, {DOCUMENTS} requests; sample of 20:" in told
     found = re.search(r"([\d,]+) \(±([\d,]+)\) tokens of prompts", told)
     estimate, half = (float(one.replace(",", "")) for one in found.groups())
     assert requests(language_server) == 20
