@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pipelines.catalog import GENERATORS
@@ -79,7 +78,7 @@ from pipelines.vectors.parts import RowRange, in_threads, open_parquet
 from pipelines.vectors.plan import options_for
 from pipelines.vectors.search import fits_in_process
 from pipelines.vectors.sources import check_source, source_stamp
-from pipelines.vectors.store import VectorFile, VectorTable, on_this_machine
+from pipelines.vectors.store import VectorTable, on_this_machine, table_of_parts
 from pipelines.vectors.table_job import (
     ATTEMPTS,
     MANIFEST_FILE,
@@ -718,20 +717,7 @@ class _Making:
         names = {*missing_parts(folder, dict(rows))}
         missing = [part for part in parts if part.name in names]
         make_vectors(self.session, folder, parts, missing, options, columns)
-        firsts = accumulate(rows.values(), initial=0)
-        files = (
-            VectorFile(folder / f"{part}.parquet", first, count)
-            for (part, count), first in zip(rows.items(), firsts, strict=False)
-        )
-        return VectorTable(
-            folder=folder,
-            files=tuple(files),
-            vector=columns.vector,
-            scale=None,
-            text=columns.text,
-            model=str(options.model),
-            dimensions=options.dimensions,
-        )
+        return table_of_parts(folder, rows, options, columns)
 
     def _summary(
         self, staged: Staged, answered: AnswerFigures, figures: QuestionFigures, seconds: float

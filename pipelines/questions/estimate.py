@@ -29,7 +29,7 @@ from pipelines.vectors.sources import damage_told, has_text
 from pipelines.vectors.table_job import run_job
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 SAMPLE = 20
 """Documents of a sample."""
@@ -141,18 +141,20 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
     config, settings = job.config, job.settings
     # Beside the table, where executors write too.
     staged = job.folder.parent / f".{job.folder.name}.sample-{uuid.uuid4().hex[:8]}"
-    with (
-        damage_told(session, config, [documents_source(config)]),
-        _discarded(staged),
-    ):
-        frame = read_documents(session, config, staged, job.folder)
-        readable = frame.where(has_text("text"))
-        texts = readable.groupBy("text").agg(F.min("title").alias("title"))
-        documents, without_text = texts.count(), frame.count() - readable.count()
-        known = _known_documents(session, job, texts)
-        if not documents:
-            raise InputError(INPUTS, "no row has a text", "Name a table of documents")
-        drawn = texts.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
+
+    def draw() -> tuple[int, int, int, list[Row]]:
+        with damage_told(session, config, [documents_source(config)]), _discarded(staged):
+            frame = read_documents(session, config, staged, job.folder)
+            readable = frame.where(has_text("text"))
+            texts = readable.groupBy("text").agg(F.min("title").alias("title"))
+            documents, without_text = texts.count(), frame.count() - readable.count()
+            known = _known_documents(session, job, texts)
+            if not documents:
+                raise InputError(INPUTS, "no row has a text", "Name a table of documents")
+            drawn = texts.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
+        return documents, without_text, known, drawn
+
+    documents, without_text, known, drawn = run_job(session, "questions: drawing a sample", draw)
     rows = [{"text": row["text"], "title": row["title"]} for row in drawn]
     options = replace(job.options(session, 1), requests=min(settings.requests, SAMPLE))
     ask = partial(_ask_sample, generator=settings.generator, options=options, asking=job.asking)

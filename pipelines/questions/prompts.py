@@ -30,7 +30,7 @@ _OF_DOCUMENT = "the language of the document"
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL)
 _FENCE = re.compile(r"^```\w*$")
 _MARK = re.compile(
-    r"(?:[-*\u2022\u2013]|#+|\(?\d{1,2}\s?[.):]|(?:q|question|query|statement|claim)\s*\d*\s*[:.])\s+",
+    r"(?:[-*\u2022\u2013]|#+|\(?\d{1,2}\s?[.):]|(?:(?:a\s+)?(?:q|question|query|statement|claim|answer))\s*\d*\s*[:.])\s+",
     re.I,
 )
 _QUOTES = "\"'`*_\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"

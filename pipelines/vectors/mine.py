@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pipelines.catalog import SEARCHES
@@ -51,7 +50,7 @@ from pipelines.vectors.mining_texts import ANCHORS, DOCUMENTS, PAIRS, Staged, st
 from pipelines.vectors.parts import RowRange, in_threads
 from pipelines.vectors.plan import options_for
 from pipelines.vectors.sources import damage_told
-from pipelines.vectors.store import VectorFile, VectorTable
+from pipelines.vectors.store import VectorTable, table_of_parts
 from pipelines.vectors.table_job import (
     ATTEMPTS,
     MANIFEST_FILE,
@@ -408,7 +407,7 @@ class _Making:
         names = {*missing_parts(folder, rows)}
         missing = [part for part in parts if part.name in names]
         embedded = make_vectors(self.session, folder, parts, missing, options, COLUMNS)
-        return _vector_table(folder, rows, options), embedded
+        return table_of_parts(folder, rows, options, COLUMNS), embedded
 
     def _search(self, staged: Staged, texts: Texts) -> int:
         """Make the missing files; return the number of searched pairs."""
@@ -469,23 +468,3 @@ class _Making:
             "figures": figures,
         }
         storage.write_json(self.folder / MANIFEST_FILE, manifest)
-
-
-def _vector_table(
-    folder: Location, rows: Mapping[str, int], options: EmbeddingOptions
-) -> VectorTable:
-    """Return the vector table in a folder, made of parts."""
-    firsts = accumulate(rows.values(), initial=0)
-    files = (
-        VectorFile(folder / f"{name}.parquet", first, count)
-        for (name, count), first in zip(rows.items(), firsts, strict=False)
-    )
-    return VectorTable(
-        folder=folder,
-        files=tuple(files),
-        vector=COLUMNS.vector,
-        scale=None,
-        text=COLUMNS.text,
-        model=str(options.model),
-        dimensions=options.dimensions,
-    )

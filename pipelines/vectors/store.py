@@ -7,7 +7,7 @@ read all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from pipelines.files.locations import Location, arrow_source, location
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.parquet_parts import data_files, read_footers
-from pipelines.vectors.embedding import vectors_of
+from pipelines.vectors.embedding import Columns, EmbeddingOptions, vectors_of
 from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.parts import PART_ID, in_threads, open_parquet, read_rows
 from pipelines.vectors.table_job import MANIFEST_FILE, PLAN_FILE
@@ -92,6 +92,26 @@ class VectorTable:
         """Return the vectors of rows, none null: fp32 [rows, dimensions], of length 1."""
         scales = rows.column(self.scale).combine_chunks() if self.scale else None
         return unit_length(vectors_of(rows.column(self.vector), scales))
+
+
+def table_of_parts(
+    folder: Location, rows: Mapping[str, int], options: EmbeddingOptions, columns: Columns
+) -> VectorTable:
+    """Return a table in the making from the rows of its parts, by name and in their order."""
+    firsts = accumulate(rows.values(), initial=0)
+    files = (
+        VectorFile(folder / f"{name}.parquet", first, count)
+        for (name, count), first in zip(rows.items(), firsts, strict=False)
+    )
+    return VectorTable(
+        folder=folder,
+        files=tuple(files),
+        vector=columns.vector,
+        scale=None,
+        text=columns.text,
+        model=str(options.model),
+        dimensions=options.dimensions,
+    )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ STORES = StorageSettings()
         ("- What?\n* How?\n\u2022 Why?", ["What?", "How?", "Why?"]),
         ("Here are three questions:\n\n1. What?\n", ["What?"]),
         ("Question 1: What?\nQ2. How?", ["What?", "How?"]),
+        ("A question: What?\nAnswer: How?", ["What?", "How?"]),
         ("\u201cWhat?\u201d\n**How?**", ["What?", "How?"]),
         ('["What?", "How?"]', ["What?", "How?"]),
         ('```json\n{"questions": ["What?", {"question": "How?"}]}\n```', ["What?", "How?"]),
