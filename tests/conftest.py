@@ -72,8 +72,8 @@ MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
     *("corpus", "dags", "evaluation", "jobs", "lanes", "promotion", "spark", "tokens", "tracking"),
-    *("publishing", "vectors", "test_golden.py", "test_ml.py", "test_duplicates_benchmark.py"),
-    "test_tokenise.py",
+    *("publishing", "questions", "scoring", "vectors", "test_golden.py", "test_ml.py"),
+    *("test_duplicates_benchmark.py", "test_tokenise.py"),
 }
 # Of two workers, and no server beside them.
 OF_TWO_EXECUTORS = {"test_training_on_sources.py"}

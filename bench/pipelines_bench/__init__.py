@@ -29,6 +29,7 @@ BENCHMARKS: Mapping[str, str] = {
     "objectives": "pipelines_bench.objectives",
     "prepare": "pipelines_bench.prepare",
     "quality": "pipelines_bench.quality",
+    "questions": "pipelines_bench.questions",
     "recipe": "pipelines_bench.recipe",
     "soak": "pipelines_bench.soak.command",
     "startup": "pipelines_bench.startup",
@@ -46,6 +47,7 @@ LONG: Mapping[str, str] = {
     "growth": "an hour and more",
     "objectives": "an hour and more",
     "quality": "half an hour",
+    "questions": "an hour and more",
     "recipe": "half an hour",
     "soak": "an hour and more",
     "train": "half an hour",
@@ -57,6 +59,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "counts": ("torch", "tensorflow"),
     "feed": ("tensorflowonspark",),
     "objectives": ("torch",),
+    "questions": ("torch",),
     "train": ("tensorflow",),
 }
 """Libraries of engines that a benchmark cannot do without, whichever engine is asked for."""

@@ -99,6 +99,28 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     Raises:
         InputError: There is no set, or one that is no folder.
     """
+    folders = judged_folders(config)
+    if isinstance(location(config.prepared.folder, config.storage), RemotePath):
+        raise InputError("prepared.folder", "it is in a store", "Name a folder of this machine")
+    parent = Path(config.prepared.folder).absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="recipe-", dir=parent) as work:
+        sets = {one.name: of_set(one.name, _trained(config, one, Path(work))) for one in folders}
+    _print(sets)
+    measured = [one for one in sets.values() if one["held_out"]["gain"] is not None]
+    return {
+        "sets": sets,
+        "mean_gain": round(statistics.fmean(one["gain"] for one in sets.values()), 2),
+        "spearman": _spearman([(one["held_out"]["gain"], one["gain"]) for one in measured]),
+    }
+
+
+def judged_folders(config: Config) -> list[Path]:
+    """The folders of `evaluation.retrieval_sets`, whose documents are trained on.
+
+    Raises:
+        InputError: There is none, one is no folder in BEIR's layout, or two have one name.
+    """
     given = config.evaluation.retrieval_sets
     if not given:
         raise InputError("evaluation.retrieval_sets", "it is empty", "Name sets in BEIR's layout")
@@ -112,19 +134,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
                 f"there is no {folder / _CORPUS} to train on",
                 "Name folders of this machine in BEIR's layout",
             )
-    if isinstance(location(config.prepared.folder, config.storage), RemotePath):
-        raise InputError("prepared.folder", "it is in a store", "Name a folder of this machine")
-    parent = Path(config.prepared.folder).absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="recipe-", dir=parent) as work:
-        sets = {one.name: of_set(one.name, _trained(config, one, Path(work))) for one in folders}
-    _print(sets)
-    told = [one for one in sets.values() if one["held_out"]["gain"] is not None]
-    return {
-        "sets": sets,
-        "mean_gain": round(statistics.fmean(one["gain"] for one in sets.values()), 2),
-        "spearman": _spearman([(one["held_out"]["gain"], one["gain"]) for one in told]),
-    }
+    return folders
 
 
 def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
@@ -145,8 +155,8 @@ def of_set(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
     seconds = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     return {
         **_gain(name, runs),
-        "before": round(_mean(runs[0].before[name]), 2),
-        "after": [round(_mean(run.after[name]), 2) for run in runs],
+        "before": round(mean_score(runs[0].before[name]), 2),
+        "after": [round(mean_score(run.after[name]), 2) for run in runs],
         "cpu_seconds": round(statistics.median(seconds), 1) if seconds else None,
         "held_out": _gain(HELD_OUT, runs),
         "forms": _in_forms(name, runs),
@@ -158,7 +168,7 @@ def _in_forms(name: str, runs: Sequence[Trained]) -> dict[str, float]:
     """Return the mean of a set over the runs, by form."""
     found = {form: [run.form(name, form) for run in runs] for form in FORMS}
     return {
-        form: round(statistics.fmean(map(_mean, known)), 2)
+        form: round(statistics.fmean(map(mean_score, known)), 2)
         for form, measured in found.items()
         if (known := [observed for observed in measured if observed is not None])
     }
@@ -169,21 +179,22 @@ def _differences(name: str, runs: Sequence[Trained]) -> dict[str, dict[str, Any]
     for first, second in DIFFERENCES:
         sides = [[run.form(name, form) for run in runs] for form in (second, first)]
         if None not in sides[0] + sides[1]:
-            found[f"{first} - {second}"] = _difference(*map(_averaged, sides))
+            found[f"{first} - {second}"] = difference(*map(mean_over_runs, sides))
     return found
 
 
-def _averaged(found: Sequence[Observations | None]) -> Observations:
+def mean_over_runs(found: Sequence[Observations | None]) -> Observations:
     """Return the means over the runs, query by query."""
     known = [observed for observed in found if observed is not None]
     values = np.mean([observed.values[FIGURE] for observed in known], axis=0)
     return Observations(known[0].items, {FIGURE: values}, known[0].groups)
 
 
-def _difference(before: Observations, after: Observations) -> dict[str, Any]:
+def difference(before: Observations, after: Observations) -> dict[str, Any]:
+    """Return the gain of nDCG@10 in points, its interval and the verdict."""
     interval = mean_intervals(before, after).get(FIGURE)
     return {
-        "gain": round(_mean(after) - _mean(before), 2),
+        "gain": round(mean_score(after) - mean_score(before), 2),
         "interval": None if interval is None else asdict(interval),
         "verdict": NOT_SIGNIFICANT if interval is None else interval.verdict(),
     }
@@ -194,11 +205,12 @@ def _gain(name: str, runs: Sequence[Trained]) -> dict[str, Any]:
     if name not in runs[0].before:
         return {"queries": 0, "gain": None, "interval": None, "verdict": NOT_SIGNIFICANT}
     before = runs[0].before[name]
-    after = _averaged([run.after[name] for run in runs])
-    return {"queries": len(before.items), **_difference(before, after)}
+    after = mean_over_runs([run.after[name] for run in runs])
+    return {"queries": len(before.items), **difference(before, after)}
 
 
-def _mean(found: Observations) -> float:
+def mean_score(found: Observations) -> float:
+    """Return the mean nDCG@10, times 100."""
     return float(found.values[FIGURE].mean())
 
 
@@ -259,10 +271,10 @@ def _print(sets: Mapping[str, Mapping[str, Any]]) -> None:
             f"{found['queries']:,}",
             f"{found['before']:.2f}",
             ", ".join(f"{figure:.2f}" for figure in found["after"]),
-            _told(found),
+            told(found),
             "" if found["cpu_seconds"] is None else f"{found['cpu_seconds']:.0f}",
             f"{held['queries']:,}",
-            _told(held),
+            told(held),
         )
     Screen().print(table)
     Screen().print(_forms_table(sets))
@@ -274,15 +286,16 @@ def _forms_table(sets: Mapping[str, Mapping[str, Any]]) -> Table:
     decides = " - ".join(DIFFERENCES[4])
     table = Table("set", *forms, decides)
     for name, found in sets.items():
-        difference = found["differences"].get(decides)
-        shown = "" if difference is None else _told(difference)
+        decided = found["differences"].get(decides)
+        shown = "" if decided is None else told(decided)
         table.add_row(name, *(f"{found['forms'][form]:.2f}" for form in forms), shown)
     means = [statistics.fmean(found["forms"][form] for found in sets.values()) for form in forms]
     table.add_row("mean", *(f"{mean:.2f}" for mean in means), "")
     return table
 
 
-def _told(found: Mapping[str, Any]) -> str:
+def told(found: Mapping[str, Any]) -> str:
+    """Return a gain with its interval and its verdict, for a table."""
     if found["gain"] is None:
         return ""
     gain = f"{found['gain']:+.2f}"

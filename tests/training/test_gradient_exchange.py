@@ -62,7 +62,7 @@ def curve(each, rank: int, workers: int) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
     everybody = of_workers(tmp_path, workers, "equal")
     for case in CASES:
@@ -81,7 +81,7 @@ def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_workers_of_one_host_make_the_same_in_shared_memory(tmp_path, workers):
     everybody = of_workers(tmp_path, workers, "shared")
     gradients = [gradients_of(rank) for rank in range(workers)]
