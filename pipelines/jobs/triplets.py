@@ -12,7 +12,8 @@ from pipelines.files.locations import location
 from pipelines.jobs.ask import ask
 from pipelines.jobs.mine import mine
 from pipelines.jobs.score import score
-from pipelines.questions.ask import AskingJob, AskingSummary
+from pipelines.questions.ask import AskingJob
+from pipelines.questions.summary import AskingSummary
 from pipelines.scoring.score import ScoringJob
 from pipelines.settings import Config
 from pipelines.settings.recipes import ASKS
