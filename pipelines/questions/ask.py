@@ -67,7 +67,7 @@ from pipelines.questions.filtering import (
 )
 from pipelines.questions.filters import Filters
 from pipelines.questions.generator import GeneratorKind, GeneratorOptions
-from pipelines.questions.kept import KEPT
+from pipelines.questions.kept import KEPT, remove_remains
 from pipelines.questions.prompts import Asking
 from pipelines.questions.summary import FAILED, AskingSummary
 from pipelines.settings import Config, QuestionSettings
@@ -517,6 +517,9 @@ class _Making:
         """Collect the documents, and the answers known for them."""
         job = self.job
         known = job.known_answers(self.folder)
+        for folder in known:
+            if not storage.can_grow(folder):
+                remove_remains(folder)
         stage = partial(stage_documents, self.session, job.config, self.work, job.folder, known)
         return run_job(self.session, "questions: bringing documents together", stage)
 

@@ -26,7 +26,7 @@ KEPT = "_kept"
 """Folder of the replies of unfinished parts, beside the files of whole ones."""
 KEPT_SECONDS = 5.0
 """Longest time for which a reply is in memory alone, besides the time of writing."""
-KEPT_REPLIES = 100
+KEPT_REPLIES = 500
 """Most replies in memory alone, likewise."""
 _END_SECONDS = 600.0
 """Time limit of the last files: stores give up earlier."""
@@ -109,6 +109,15 @@ def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[
             continue
         return found, files
     return found, files
+
+
+def remove_remains(folder: Location) -> None:
+    """Remove the remains of uploads from a folder of answers: Spark would fail at them."""
+    for file in listed(folder, "part-*.parquet"):
+        try:
+            pq.read_metadata(arrow_source(file))
+        except pa.ArrowInvalid:
+            file.unlink(missing_ok=True)
 
 
 @dataclass

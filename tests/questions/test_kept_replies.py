@@ -29,7 +29,14 @@ from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.questions import answers, kept
 from pipelines.questions.answers import AskingWork, Failure, ask_parts, figures_of, tokens_of
 from pipelines.questions.generator import GeneratorOptions, Reply
-from pipelines.questions.kept import KEPT, Keeper, answer_row, answers_schema, kept_replies
+from pipelines.questions.kept import (
+    KEPT,
+    Keeper,
+    answer_row,
+    answers_schema,
+    kept_replies,
+    remove_remains,
+)
 from pipelines.questions.prompts import Asking
 from pipelines.settings import QuestionSettings
 from pipelines.settings.load import dump
@@ -257,8 +264,11 @@ def test_a_failed_request_and_the_remains_of_an_upload_are_no_replies(tmp_path):
             keeper.add(PART, answer_row(document, "question", reply))
     whole = listed(folder / KEPT, "*")[0].read_bytes()
     (folder / KEPT / f"{PART}-torn.parquet").write_bytes(whole[:-7])
-    replies, _ = kept_replies(folder, PART)
+    replies, files = kept_replies(folder, PART)
     assert replies == {("text", "question"): Reply("1. Why?", 10, 3)}
+    # Spark reads the folder when documents have changed.
+    remove_remains(folder / KEPT)
+    assert len(listed(folder / KEPT, "*")) == len(files) - 1 == 2
 
 
 @pytest.mark.slow
