@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from pipelines.jobs.base import Results, job
 from pipelines.progress import say
-from pipelines.questions.ask import AskingJob, AskingSummary
+from pipelines.questions.ask import AskingJob
 from pipelines.questions.estimate import estimate
+from pipelines.questions.summary import AskingSummary
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 from pipelines.spark.stage_resources import stage_settings

@@ -17,7 +17,7 @@ from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
 from pipelines.jobs.prepare import check_needs, check_prepared_folder, prepare, shown_stages
 from pipelines.jobs.train import check_settings, keep_start, session_for, train
-from pipelines.jobs.triplets import asks, check_triplets, make_triplets
+from pipelines.jobs.triplets import asks, check_same_questions, check_triplets, make_triplets
 from pipelines.losses.loss import scores_pairs
 from pipelines.models.folder import check_start
 from pipelines.models.start import check_tokenizer
@@ -48,8 +48,7 @@ def run(config: Config) -> dict[str, Metrics]:
     with progress.job("run", stages, expected_seconds(config)) as seconds:
         chosen = with_engine(config)
         if asking and _goes_on(chosen):
-            folder = chosen.run.folder
-            logger.info("questions: %s goes on with the triplets that it began with", folder)
+            check_same_questions(chosen)
         elif asking:
             # Requests cost more than a refusal.
             check_triplets(chosen)

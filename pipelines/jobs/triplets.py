@@ -9,10 +9,14 @@ from pipelines.catalog import SCORERS, SEARCHES
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import location
+from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.ask import ask
+from pipelines.jobs.evaluate import AFTER
 from pipelines.jobs.mine import mine
 from pipelines.jobs.score import score
-from pipelines.questions.ask import AskingJob, AskingSummary
+from pipelines.questions.ask import AskingJob
+from pipelines.questions.documents import INPUTS
+from pipelines.questions.summary import AskingSummary
 from pipelines.scoring.score import ScoringJob
 from pipelines.settings import Config
 from pipelines.settings.recipes import ASKS
@@ -42,6 +46,32 @@ def check_triplets(config: Config) -> None:
         SCORERS.load(config.scoring.scorer).of(config)
         made_of = config.scoring.inputs or (config.mining.output,)
         _may_replace(config, "scoring", "_scoring.json", made_of)
+
+
+def check_same_questions(config: Config) -> None:
+    """Say what a resumed run leaves out: it goes on with the triplets that it began with.
+
+    Raises:
+        InputError: The run is finished, and documents or settings of its questions have changed.
+            Going on would do nothing.
+    """
+    run = RunFolder.of(config)
+    try:
+        changed = AskingJob.of(config).changed()
+    except InputError as error:
+        # Documents may go, once there are triplets.
+        logger.warning("questions: %s goes on with its triplets, but: %s", run.path, error)
+        return
+    if changed is None:
+        logger.info("questions: %s goes on with the triplets that it began with", run.path)
+        return
+    problem = f"it has changed since {run.path} asked its questions"
+    if changed == INPUTS:
+        problem = f"the documents have changed since {run.path} asked about them"
+    anew = "Set training.resume=false and run.overwrite=true to ask about the change and train anew"
+    if run.metrics.is_file() and AFTER in storage.read_json(run.metrics):
+        raise InputError(changed, f"{problem}, and that run is finished", anew)
+    logger.warning("%s: %s. This run goes on without the change. %s", changed, problem, anew)
 
 
 def make_triplets(config: Config) -> None:

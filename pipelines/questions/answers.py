@@ -5,28 +5,35 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.questions.generator import UNANSWERED, GeneratorOptions, Reply, Request, opened
+from pipelines.questions.kept import (
+    Keeper,
+    Place,
+    answer_row,
+    answers_schema,
+    kept_replies,
+    replies_in,
+    write_rows,
+)
 from pipelines.questions.prompts import Asking
 from pipelines.vectors.parts import RowRange, read_rows
-from pipelines.vectors.table_job import KEPT_SO_FAR, life_signs
+from pipelines.vectors.table_job import life_signs
 
 FIGURES = b"sentence_pipelines.asking"
 """Footer key of a file's :class:`AnswerFigures`."""
-KEPT = "_kept"
-"""Folder of the answers of parts that an error cut off."""
+REPLIES_KEPT = "; replies are kept, and the same command asks for the others"
 _FIRST = 4
 """Requests of a task whose tokens are unknown, if there is a budget."""
 
@@ -82,7 +89,7 @@ class AskingWork:
     """The inputs of all parts of a job; sent to executors.
 
     ``known`` is a folder of known answers, with a file for each file of documents, or None.
-    ``budget`` bounds the tokens of a task.
+    ``budget`` bounds the tokens of a task; those ``paid`` for parts are no longer in it.
     """
 
     generator: str
@@ -92,20 +99,37 @@ class AskingWork:
     known: Location | None
     key_type: pa.DataType
     budget: float
+    paid: Mapping[str, int]
 
 
-class _Line(NamedTuple):
-    """A request about a document: its row of the output, the request, and the known reply.
+@dataclass
+class _Line:
+    """A row of the output: a document, a prompt, and the reply, once it is there.
 
-    ``is_paid`` if this update has paid for the known reply, before an error.
+    ``is_new`` if this update pays for the reply.
     """
 
-    part: RowRange
     document: Mapping[str, Any]
     prompt: str
-    request: Request
-    known: Reply | None
-    is_paid: bool
+    reply: Reply | None
+    is_new: bool
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row of a line with a reply."""
+        assert self.reply is not None, "it is answered"
+        return answer_row(self.document, self.prompt, self.reply)
+
+
+@dataclass
+class _OpenPart:
+    """A part on its way: its lines so far, and the number of requests without a reply yet."""
+
+    part: RowRange
+    lines: list[_Line] = field(default_factory=list)
+    waiting: int = 0
+    is_read: bool = False
+    is_torn: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,8 +143,8 @@ class Failure:
     def error(self) -> PipelineError:
         """Return the error to raise on the driver."""
         if self.key is None:
-            return PipelineError(f"questions: {self.problem}{KEPT_SO_FAR}")
-        return InputError(self.key, self.problem, f"{self.remedy}{KEPT_SO_FAR}")
+            return PipelineError(f"questions: {self.problem}{REPLIES_KEPT}")
+        return InputError(self.key, self.problem, f"{self.remedy}{REPLIES_KEPT}")
 
 
 def ask_parts(
@@ -128,9 +152,10 @@ def ask_parts(
 ) -> Iterator[int | Failure]:
     """Write a file of answers for each part, atomically; yield its number of requests.
 
-    Requests of the next part begin before the last replies of one. No request is sent that would
-    probably exceed the budget. A model that does not answer ends the task by a
-    :class:`Failure`: Spark would only ask it again.
+    Requests of the next part begin before the last replies of one. Replies of unfinished parts are
+    kept (:mod:`pipelines.questions.kept`), so an attempt may be killed, or run twice at a time. No
+    request is sent that would probably exceed the budget. A model that does not answer ends the
+    task by a :class:`Failure`: Spark would only ask it again.
     """
     pa.set_cpu_count(work.options.threads)
     with failures_kept() as failures:
@@ -151,52 +176,81 @@ def failures_kept() -> Iterator[list[Failure]]:
 
 
 class _Task:
-    """The parts of a task on their way: lines not yet answered, and the tokens spent."""
+    """The parts of a task on their way: requests without a reply, and the tokens spent."""
 
     def __init__(self, work: AskingWork, attempts: Location) -> None:
         self._work = work
         self._attempts = attempts
-        self._lines: deque[_Line] = deque()
-        self._answered: list[tuple[_Line, Reply]] = []
+        self._schema = answers_schema(work.key_type)
+        self._keeper = Keeper(work.folder, self._schema, attempts)
+        self._open: dict[Request, tuple[_OpenPart, _Line]] = {}
         self._made: list[int] = []
-        # Requests on their way, and the tokens of the others.
-        self._open = 0
+        # Tokens of replies, and those of the longest request and reply.
         self._spent = 0
         self._most = 0
-        self._torn: set[str] = set()
         # The parts of a file of documents share the known replies.
-        self._known: tuple[Location | None, Mapping[tuple[str, str], Reply]] = (None, {})
+        self._known: tuple[Location | None, Mapping[Place, Reply]] = (None, {})
         self._get_on = life_signs(attempts / f"{uuid.uuid4().hex}.sign")
 
     def make(self, parts: Iterable[RowRange]) -> Iterator[int]:
         """Write the files of parts; see :func:`ask_parts`."""
         requests = self._requests(parts)
-        # Without a new document the model is not even opened.
-        first = next(requests, None)
-        if first is not None:
-            with opened(self._work.generator, self._work.options) as generator:
-                asked = chain([first], requests)
-                if math.isfinite(self._work.budget):
-                    # Their tokens foretell those of the others.
-                    self._answer(generator.replies(islice(asked, _FIRST)))
-                self._answer(generator.replies(asked))
-        self._take_known()
-        self._write()
+        with self._keeper:
+            # Without a new document the model is not even opened.
+            first = next(requests, None)
+            if first is not None:
+                with opened(self._work.generator, self._work.options) as generator:
+                    asked = chain([first], requests)
+                    if math.isfinite(self._work.budget):
+                        # Their tokens foretell those of the others.
+                        self._take(generator.replies(islice(asked, _FIRST)))
+                    self._take(generator.replies(asked))
         yield from self._made
 
-    def _answer(self, replies: Iterator[Reply]) -> None:
-        try:
-            for reply in replies:
-                self._get_on()
-                self._open -= 1
-                self._take_known()
-                self._take(self._lines.popleft(), reply)
+    def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request]:
+        """Yield the requests of parts, and write parts without any.
+
+        Beyond the budget, known replies are still taken over: the earlier table goes.
+        """
+        for part in parts:
+            if math.isfinite(self._work.budget):
+                # An earlier attempt at this task has spent more than the driver knows.
+                paid = self._work.paid.get(part.name, 0)
+                self._spent += tokens_of(self._work.folder, part.name) - paid
+            figures = figures_of(self._work.folder / f"{part.name}.parquet")
+            if figures is not None and figures.documents == part.rows:
+                continue
+            begun = _OpenPart(part)
+            for line, request in self._read(part):
+                if line.reply is not None:
+                    begun.lines.append(line)
+                    if line.is_new:
+                        self._most = max(self._most, line.reply.tokens)
+                elif self._foreseen() < self._work.budget:
+                    begun.lines.append(line)
+                    begun.waiting += 1
+                    self._open[request] = begun, line
+                    yield request
+            begun.is_read = True
+            self._write_if_whole(begun)
+
+    def _foreseen(self) -> int:
+        """Return the tokens after one more request, if those on their way take the most so far."""
+        return self._spent + self._most * (len(self._open) + 1)
+
+    def _take(self, replies: Iterator[tuple[Request, Reply]]) -> None:
+        """Give replies to their lines, and write the parts that are whole."""
+        for request, reply in replies:
+            self._get_on()
+            begun, line = self._open.pop(request)
+            begun.waiting -= 1
+            if reply is UNANSWERED:
+                begun.is_torn = True
+            else:
+                line.reply = reply
+                self._keeper.add(begun.part.name, line.row)
                 self._count(reply)
-        except PipelineError:
-            # What the last part has is paid for.
-            self._torn |= {line.part.name for line, _ in self._answered}
-            self._write()
-            raise
+            self._write_if_whole(begun)
 
     def _count(self, reply: Reply) -> None:
         if math.isfinite(self._work.budget) and reply.text is not None and not reply.tokens:
@@ -208,87 +262,65 @@ class _Task:
         self._spent += reply.tokens
         self._most = max(self._most, reply.tokens)
 
-    def _take_known(self) -> None:
-        while self._lines and (known := self._lines[0].known) is not None:
-            self._take(self._lines.popleft(), known)
+    def _write_if_whole(self, begun: _OpenPart) -> None:
+        if begun.is_read and not begun.waiting and not begun.is_torn:
+            if begun.lines:
+                self._write(begun)
+            self._keeper.end(begun.part.name)
 
-    def _take(self, line: _Line, reply: Reply) -> None:
-        """Add a line to its part, after writing the part before it."""
-        if self._answered and self._answered[0][0].part is not line.part:
-            self._write()
-        if reply is UNANSWERED:
-            self._torn.add(line.part.name)
-        else:
-            self._answered.append((line, reply))
+    def _write(self, begun: _OpenPart) -> None:
+        """Write the file of a part."""
+        lines = begun.lines
+        new = [line.reply for line in lines if line.is_new and line.reply is not None]
+        prompts = Counter(line.document["text"] for line in lines)
+        asked = len(self._work.asking.prompts)
+        problems = Counter(reply.problem.partition(":")[0] for reply in new if reply.problem)
+        figures = AnswerFigures(
+            documents=sum(count == asked for count in prompts.values()),
+            asked=len(new),
+            known=len(lines) - len(new),
+            problems=dict(problems),
+            prompt_tokens=sum(reply.prompt_tokens for reply in new),
+            reply_tokens=sum(reply.reply_tokens for reply in new),
+        )
+        schema = self._schema.with_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
+        target = self._work.folder / f"{begun.part.name}.parquet"
+        write_rows([line.row for line in lines], schema, target, self._attempts)
+        self._made.append(len(new))
 
-    def _write(self) -> None:
-        if self._answered:
-            lines, self._answered = self._answered, []
-            is_whole = lines[0][0].part.name not in self._torn
-            self._made.append(write_answers(self._work, lines, self._attempts, is_whole=is_whole))
-
-    def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request]:
-        """Yield the requests of parts; append their lines to those not yet answered.
-
-        Beyond the budget, known replies are still taken over: the earlier table goes.
-        """
-        for part in parts:
-            figures = figures_of(self._work.folder / f"{part.name}.parquet")
-            if figures is not None and figures.documents == part.rows:
-                # Of an earlier attempt at this task, which has paid for it.
-                self._spent += figures.tokens
-                continue
-            for line in self._read(part):
-                if line.known is not None:
-                    self._lines.append(line)
-                    if line.is_paid:
-                        # The driver has taken its tokens off the budget.
-                        self._most = max(self._most, line.known.tokens)
-                elif self._foreseen() < self._work.budget:
-                    self._lines.append(line)
-                    self._open += 1
-                    yield line.request
-            if not self._open:
-                # Nothing is on its way, and known lines may be many.
-                self._take_known()
-
-    def _foreseen(self) -> int:
-        """Return the tokens after one more request, if those on their way take the most so far."""
-        return self._spent + self._most * (self._open + 1)
-
-    def _read(self, part: RowRange) -> Iterator[_Line]:
+    def _read(self, part: RowRange) -> Iterator[tuple[_Line, Request]]:
+        """Yield the lines of a part, with the replies that are there, and their requests."""
         columns = ["text", "title", "key"]
         rows = pa.Table.from_batches(read_rows(part.path, part.start, part.stop, columns))
         known = self._known_of(part)
-        paid: dict[tuple[str, str], Reply] = {}
-        for file in listed(self._work.folder / KEPT, f"{part.name}-*.parquet"):
-            paid |= _replies_in(file)
+        paid = _answered(self._keeper.begin(part.name))
         # Of a part that ended at a budget, with known replies too.
-        ended = _replies_in(self._work.folder / f"{part.name}.parquet")
+        ended = _answered_in(self._work.folder / f"{part.name}.parquet")
         paid |= {place: reply for place, reply in ended.items() if place not in known}
         for document in rows.to_pylist():
             asked = self._work.asking.requests(document["text"], document["title"])
             for name, prompt, seed in asked:
                 place = document["text"], name
                 reply = paid.get(place) or known.get(place)
-                request = Request(prompt, seed)
-                yield _Line(part, document, name, request, reply, place in paid)
+                is_new = place in paid or place not in known
+                yield _Line(document, name, reply, is_new), Request(prompt, seed)
 
-    def _known_of(self, part: RowRange) -> Mapping[tuple[str, str], Reply]:
+    def _known_of(self, part: RowRange) -> Mapping[Place, Reply]:
         """Return the known replies of the file of a part's documents."""
         file = None if self._work.known is None else self._work.known / part.path.name
         if file is not None and file != self._known[0]:
-            self._known = file, _replies_in(file)
+            self._known = file, _answered_in(file)
         return self._known[1]
 
 
 def tokens_of(folder: Location, part: str) -> int:
     """Return the tokens that this update has paid for a part, whole or not."""
-    figures, kept = figures_of(folder / f"{part}.parquet"), dict[tuple[str, str], Reply]()
-    for file in listed(folder / KEPT, f"{part}-*.parquet"):
-        kept |= _replies_in(file)
-    # A later file of a part holds the replies of those before.
-    return max(0 if figures is None else figures.tokens, sum(one.tokens for one in kept.values()))
+    file = folder / f"{part}.parquet"
+    figures, (kept, _) = figures_of(file), kept_replies(folder, part)
+    # A job killed just before it removed kept files has their replies twice.
+    written = replies_in(file).keys() if figures is not None and kept else ()
+    spent = sum(reply.tokens for place, reply in kept.items() if place not in written)
+    return spent + (0 if figures is None else figures.tokens)
 
 
 def answer_files(folder: Location, build: str = "part-") -> list[Location]:
@@ -302,14 +334,6 @@ def answer_files(folder: Location, build: str = "part-") -> list[Location]:
     return found
 
 
-def _is_parquet(file: Location) -> bool:
-    try:
-        pq.read_metadata(arrow_source(file))
-    except (FileNotFoundError, pa.ArrowInvalid):
-        return False
-    return True
-
-
 def figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:
@@ -318,83 +342,11 @@ def figures_of(file: Location) -> AnswerFigures | None:
         return None
 
 
-def _replies_in(file: Location) -> Mapping[tuple[str, str], Reply]:
-    """Return the replies of a file, by text and prompt; none without the file, or a whole one."""
-    found: dict[tuple[str, str], Reply] = {}
-    if not _is_parquet(file):
-        return found
-    with pq.ParquetFile(arrow_source(file)) as opened:
-        for batch in opened.iter_batches(use_threads=False):
-            for row in batch.to_pylist():
-                # A failed request is worth another one.
-                if row["reply"] is not None:
-                    reply = Reply(row["reply"], row["prompt_tokens"], row["reply_tokens"])
-                    found[row["text"], row["prompt"]] = reply
-    return found
+def _answered(replies: Mapping[Place, Reply]) -> dict[Place, Reply]:
+    """Return the replies with a text: a failed request is worth another one."""
+    return {place: reply for place, reply in replies.items() if reply.text is not None}
 
 
-def answers_schema(key_type: pa.DataType) -> pa.Schema:
-    """Return the columns of answers: a row for each document and prompt."""
-    return pa.schema(
-        [
-            ("text", pa.string()),
-            ("title", pa.string()),
-            ("key", key_type),
-            ("prompt", pa.string()),
-            ("reply", pa.string()),
-            ("problem", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("reply_tokens", pa.int32()),
-        ]
-    )
-
-
-def _is_new(line: _Line) -> bool:
-    """Return whether this update pays for a line."""
-    return line.known is None or line.is_paid
-
-
-def write_answers(
-    work: AskingWork,
-    lines: list[tuple[_Line, Reply]],
-    attempts: Location,
-    *,
-    is_whole: bool,
-) -> int:
-    """Write the file of a part, or what there is of one; return the number of its requests."""
-    part = lines[0][0].part
-    prompts = Counter(line.document["text"] for line, _ in lines)
-    whole = len(work.asking.prompts)
-    new = [reply for line, reply in lines if _is_new(line)]
-    problems = Counter(reply.problem.partition(":")[0] for reply in new if reply.problem)
-    figures = AnswerFigures(
-        documents=sum(count == whole for count in prompts.values()),
-        asked=len(new),
-        known=len(lines) - len(new),
-        problems=dict(problems),
-        prompt_tokens=sum(reply.prompt_tokens for reply in new),
-        reply_tokens=sum(reply.reply_tokens for reply in new),
-    )
-    rows = [
-        {
-            **line.document,
-            "prompt": line.prompt,
-            "reply": reply.text,
-            "problem": reply.problem,
-            "prompt_tokens": reply.prompt_tokens,
-            "reply_tokens": reply.reply_tokens,
-        }
-        for line, reply in lines
-    ]
-    schema = answers_schema(work.key_type).with_metadata(
-        {FIGURES: json.dumps(asdict(figures)).encode()}
-    )
-    target = work.folder / f"{part.name}.parquet"
-    if not is_whole:
-        # Others are in the earlier table, and cost nothing again.
-        rows = [row for row, (line, _) in zip(rows, lines, strict=True) if _is_new(line)]
-        target = work.folder / KEPT / f"{part.name}-{uuid.uuid4().hex}.parquet"
-    table = pa.Table.from_pylist(rows, schema=schema)
-    with storage.built_file(target, aside_in=attempts) as path:
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-    return len(new)
+def _answered_in(file: Location) -> dict[Place, Reply]:
+    """Return the replies with a text of a file; none without the file."""
+    return _answered(replies_in(file)) if file.is_file() else {}

@@ -1,13 +1,19 @@
 """The job `ask`: documents in, pairs of a question and its document out.
 
-Spark first collects the distinct documents, and the answers that an earlier table has for them
-(:mod:`pipelines.questions.documents`). Executors then ask a language model about the others, part
-by part (:mod:`pipelines.questions.answers`). The replies are parsed and filtered
-(:mod:`pipelines.questions.filtering`).
+1. :meth:`AskingJob.of` checks the settings and makes the :class:`Plan`: all that the table depends
+   on. :meth:`AskingJob.run` begins a folder aside, or finds a begun one, and compares the plans.
+2. Spark collects the distinct documents, and the answers that an earlier table has for them
+   (:mod:`pipelines.questions.documents`).
+3. Executors ask a language model about the others, part by part
+   (:mod:`pipelines.questions.answers`), and keep replies of unfinished parts
+   (:mod:`pipelines.questions.kept`).
+4. The replies are parsed and filtered (:mod:`pipelines.questions.filtering`). With a round trip,
+   documents and questions are embedded first.
+5. The whole folder takes the place of the earlier table.
 
-`_asking.json` names the sources of a table, and is the first file in its folder. `_answers` holds
-the replies as they came, so that other filters need no further request. `_work` holds documents,
-vectors and questions until the table is whole.
+Each step finds what a killed job has finished. `_asking.json` is the plan, and the first file in
+its folder. `_answers` holds the replies as they came, so that other filters need no further
+request. `_work` holds documents, vectors and questions until the table is whole.
 """
 
 from __future__ import annotations
@@ -35,7 +41,6 @@ from pipelines.libraries import check_installed
 from pipelines.models.identity import model_digest
 from pipelines.progress import WorkProgress, activity
 from pipelines.questions.answers import (
-    KEPT,
     AnswerFigures,
     AskingWork,
     Failure,
@@ -60,9 +65,11 @@ from pipelines.questions.filtering import (
     write_pairs,
     write_questions,
 )
-from pipelines.questions.filters import REASONS, Filters
+from pipelines.questions.filters import Filters
 from pipelines.questions.generator import GeneratorKind, GeneratorOptions
+from pipelines.questions.kept import KEPT, remove_remains
 from pipelines.questions.prompts import Asking
+from pipelines.questions.summary import FAILED, AskingSummary
 from pipelines.settings import Config, QuestionSettings
 from pipelines.settings.redaction import without_password
 from pipelines.spark.capacity import conf_value, default_parallelism, task_threads
@@ -99,8 +106,6 @@ WORK = "_work"
 VECTORS = "vectors"
 PARSED = "questions.json"
 """The mark of parsed replies in the work."""
-FAILED = "failed"
-"""The problem of a request that the server did not answer."""
 SPECULATION = "spark.speculation"
 OUTPUT = "questions.output"
 MODEL = "questions.model"
@@ -114,6 +119,7 @@ _TASK_TOKENS = 100_000
 """Least share of a budget: a task exceeds its share by a few requests."""
 
 _FORM_KEY = "form"
+_OF_INPUTS = ("format", "text_column", "key_column", "part_documents")
 _OF_REPLIES = ("generator", "max_tokens", "temperature", "title_column")
 _OF_FILTERS = (
     *("min_characters", "max_characters", "meta_phrases", "title_overlap", "copied_words"),
@@ -126,110 +132,45 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class AskingSummary:
-    """The result of a job.
-
-    Attributes:
-        folder: The table; in a store, its current version.
-        read: Rows of the input.
-        without_text: Rows of the input without a text.
-        documents: Distinct texts.
-        asked_documents: Documents with an answer to each prompt, or a failed request.
-        requests: Requests of this table's update; ``known`` replies are those of an earlier one.
-        problems: Requests without a reply, by their problem.
-        questions: Questions in the replies.
-        dropped: Questions dropped by filters, by reason.
-        rows: Questions kept.
-        prompt_tokens: Tokens of the update's prompts; ``reply_tokens`` likewise.
-        cost: Their price; None without prices.
-        seconds: Time of asking, in this run.
-    """
-
-    folder: str
-    read: int
-    without_text: int
-    documents: int
-    asked_documents: int
-    requests: int
-    known: int
-    problems: Mapping[str, int]
-    questions: int
-    dropped: Mapping[str, int]
-    rows: int
-    prompt_tokens: int
-    reply_tokens: int
-    cost: float | None
-    seconds: float
-
-    @classmethod
-    def read_again(cls, folder: Location) -> AskingSummary:
-        """Return the result of a finished table, for a run without any work."""
-        nothing = dict.fromkeys(("requests", "prompt_tokens", "reply_tokens", "seconds"), 0)
-        again = {"folder": str(folder), **nothing, "cost": None}
-        return records.built(
-            folder / MANIFEST_FILE, lambda known: cls(**{**known["figures"], **again})
-        )
-
-    @property
-    def kept_share(self) -> float:
-        """The portion of questions that passed the filters: the first figure of their quality."""
-        return self.rows / self.questions if self.questions else 0.0
-
-    def lines(self) -> list[str]:
-        """Return the lines to print at the end."""
-        lines = [
-            f"{self.documents:,} documents ({self.read:,} rows, {self.without_text:,} without text)"
-        ]
-        asked = f"{self.requests:,} requests, {self.known:,} replies known before"
-        if self.problems:
-            asked += ", without a reply: " + _counted(self.problems, self.problems)
-        lines.append(asked)
-        if failed := self.problems.get(FAILED):
-            lines.append(f"{failed:,} requests failed. The same command repeats them")
-        if self.requests:
-            tokens = self.prompt_tokens + self.reply_tokens
-            spent = f"{tokens:,} tokens ({self.reply_tokens:,} of replies)"
-            if self.cost is not None:
-                spent += f", cost {self.cost:,.4g}"
-            lines.append(f"{spent}; {self._per_thousand()}")
-        if self.asked_documents < self.documents:
-            left = self.documents - self.asked_documents
-            lines.append(
-                f"{left:,} documents were not asked about: questions.token_budget is used up. "
-                "The same command goes on"
-            )
-        lines.append(f"{self.rows:,} of {self.questions:,} questions kept ({self.kept_share:.1%})")
-        if dropped := _counted(self.dropped, REASONS):
-            lines.append(f"dropped: {dropped}")
-        return lines
-
-    def _per_thousand(self) -> str:
-        """Return the tokens and the cost of 1,000 requests."""
-        tokens = (self.prompt_tokens + self.reply_tokens) / self.requests
-        cost = "" if self.cost is None else f" and {1000 * self.cost / self.requests:,.4g}"
-        return f"1,000 requests cost {1000 * tokens:,.0f} tokens{cost}"
-
-    def __str__(self) -> str:
-        return f"{self.rows:,} of {self.questions:,} questions kept"
-
-
-def _counted(counts: Mapping[str, int], order: Any) -> str:
-    return ", ".join(f"{counts[name]:,} {name}" for name in order if counts.get(name))
-
-
-@dataclass(frozen=True)
 class Plan:
     """The plan of a table: the settings behind it, written at its beginning.
 
-    ``inputs`` stands for the documents, ``replies`` for the settings behind an answer, ``filters``
-    for those behind the choice of questions. ``build`` numbers the documents that an unfinished
-    table has had.
+    Attributes:
+        inputs: Stands for the documents. If it changes, known documents keep their answers.
+        replies: The settings behind an answer. If one changes, all answers are void.
+        filters: Those behind the choice of questions. They need no new answers.
+        build: How often the documents have changed since the table was begun. Names of files of
+            answers begin with it, so those about earlier documents stay until the table is whole.
     """
 
     inputs: Mapping[str, Any]
     replies: Mapping[str, Any]
     filters: Mapping[str, Any]
     build: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        settings: QuestionSettings,
+        stamp: list[Any],
+        model: str,
+        asking: Asking,
+        round_trip: EmbeddingOptions | None,
+    ) -> Plan:
+        """Return the plan of a new table of inputs with this stamp."""
+        asked = settings.model_dump(mode="json")
+        inputs, replies, filters = (
+            {f"questions.{name}": asked[name] for name in names}
+            for names in (_OF_INPUTS, _OF_REPLIES, _OF_FILTERS)
+        )
+        return cls(
+            inputs={_FORM_KEY: FORM, INPUTS: stamp, **inputs},
+            replies={**replies, MODEL: model, **asking.identity},
+            filters={
+                **filters,
+                ROUND_TRIP: None if round_trip is None else round_trip.model_sha256,
+            },
+        )
 
     @classmethod
     def read(cls, folder: Location) -> Plan | None:
@@ -242,10 +183,10 @@ class Plan:
         """Write the plan into the folder of its table."""
         storage.write_json(folder / PLAN_FILE, asdict(self))
 
-    def is_of(self, other: Plan) -> bool:
-        """Return whether both are of the same table."""
-        mine, theirs = asdict(self), asdict(other)
-        return {**mine, "build": 0} == {**theirs, "build": 0}
+    def differing(self, other: Plan) -> str | None:
+        """Return the first setting with another value in the other table, inputs included."""
+        mine, theirs = ({**plan.inputs, **plan.replies, **plan.filters} for plan in (self, other))
+        return next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
 
     def differing_reply(self, other: Plan) -> str | None:
         """Return the first setting behind the answers with another value in the other table."""
@@ -256,11 +197,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class AskingJob:
-    """A job of the section ``questions``, with the present state of its inputs and prompts."""
+    """A job of the section ``questions``, with the present state of its inputs and prompts.
+
+    ``round_trip`` opens the model that searches for the document of each question, if any does.
+    """
 
     config: Config
     asking: Asking
-    trip: EmbeddingOptions | None
+    round_trip: EmbeddingOptions | None
     plan: Plan
 
     @classmethod
@@ -283,34 +227,9 @@ class AskingJob:
         except InputError as error:
             key = error.key.replace("embedding.", "questions.")
             raise InputError(key, error.problem, error.remedy) from None
-        trip = None
-        if settings.round_trip is not None:
-            refuse_int8(config.embedding.precision, "ask")
-            try:
-                trip = options_for(config, settings.round_trip_model)
-            except InputError as error:
-                if error.key != "embedding.model":
-                    raise
-                raise InputError(ROUND_TRIP, error.problem, error.remedy) from None
-        asked = settings.model_dump(mode="json")
-        columns = ("format", "text_column", "key_column", "part_documents")
-        plan = Plan(
-            inputs={
-                _FORM_KEY: FORM,
-                INPUTS: stamp,
-                **{f"questions.{name}": asked[name] for name in columns},
-            },
-            replies={
-                **{f"questions.{name}": asked[name] for name in _OF_REPLIES},
-                MODEL: model,
-                **asking.identity,
-            },
-            filters={
-                **{f"questions.{name}": asked[name] for name in _OF_FILTERS},
-                ROUND_TRIP: None if trip is None else trip.model_sha256,
-            },
-        )
-        return cls(config, asking, trip, plan)
+        round_trip = _checked_round_trip(config)
+        plan = Plan.of(settings, stamp, model, asking, round_trip)
+        return cls(config, asking, round_trip, plan)
 
     @property
     def settings(self) -> QuestionSettings:
@@ -345,12 +264,20 @@ class AskingJob:
                 remedy = again if place == current else f"{again}. Or remove the unfinished table"
                 raise InputError(differing, problem, remedy)
         known = Plan.read(current)
-        if known is None or not known.is_of(self.plan) or self.plan.inputs[INPUTS][1] is None:
+        if known is None or self.plan.differing(known) or self.plan.inputs[INPUTS][1] is None:
             return False
         summary = AskingSummary.read_again(current)
         # A request that failed is worth another one.
         has_failed = bool(summary.problems.get(FAILED))
         return summary.asked_documents == summary.documents and not has_failed
+
+    def changed(self) -> str | None:
+        """Return the first setting that has changed since the table was made, inputs included.
+
+        None without a finished table. Changes of a table known by name are invisible.
+        """
+        known = Plan.read(versions.current(self.folder))
+        return None if known is None else self.plan.differing(known)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -505,6 +432,23 @@ def _checked_model(config: Config) -> str:
     return model_digest(folder)
 
 
+def _checked_round_trip(config: Config) -> EmbeddingOptions | None:
+    """Return what opens the model of the round trip; None without one.
+
+    Raises:
+        InputError: The model cannot be used.
+    """
+    if config.questions.round_trip is None:
+        return None
+    refuse_int8(config.embedding.precision, "ask")
+    try:
+        return options_for(config, config.questions.round_trip_model)
+    except InputError as error:
+        if error.key != "embedding.model":
+            raise
+        raise InputError(ROUND_TRIP, error.problem, error.remedy) from None
+
+
 def _check_language(settings: QuestionSettings) -> None:
     """Refuse a language that the filter does not know; tell if there is no filter.
 
@@ -573,6 +517,9 @@ class _Making:
         """Collect the documents, and the answers known for them."""
         job = self.job
         known = job.known_answers(self.folder)
+        for folder in known:
+            if not storage.can_grow(folder):
+                remove_remains(folder)
         stage = partial(stage_documents, self.session, job.config, self.work, job.folder, known)
         return run_job(self.session, "questions: bringing documents together", stage)
 
@@ -583,17 +530,12 @@ class _Making:
         assert plan is not None, "it was written first"
         asked_rows = self.settings.part_documents
         parts = staged.parts(self.work / DOCUMENTS, asked_rows, plan.build)
-        rows = {part.name: part.rows for part in parts}
-        names = {*missing_parts(folder, dict.fromkeys(rows))}
-        # Requests without a reply leave a row too, but not documents beyond an earlier budget.
-        written = [part for part in parts if part.name not in names]
-        cut = in_threads(self._is_cut, written)
-        names |= {part.name for part, is_cut in zip(written, cut, strict=True) if is_cut}
-        missing = [part for part in parts if part.name in names]
+        missing = self._unfinished(parts)
         if missing:
             # Of a job that ended at its budget: there will be more questions.
             forget_questions(self.folder)
-            left = math.inf if budget is None else max(0.0, float(budget - self._spent(parts)))
+            paid = {} if budget is None else self._paid(parts)
+            left = math.inf if budget is None else max(0.0, float(budget - sum(paid.values())))
             tasks = slices(missing, self._most_tasks(left))
             with open_parquet(missing[0].path) as file:
                 key_type = file.schema_arrow.field("key").type
@@ -606,21 +548,32 @@ class _Making:
                 known=known if known.is_dir() else None,
                 key_type=key_type,
                 budget=left / len(tasks),
+                paid=paid,
             )
             folder.mkdir(parents=True, exist_ok=True)
             make = partial(ask_parts, work=work)
+            rows = {part.name: part.rows for part in parts}
             made = make_parts(self.session, "questions", folder, rows, tasks, make)
             if failed := [one for one in made if isinstance(one, Failure)]:
                 raise failed[0].error()
         return self._answered(parts)
 
-    def _spent(self, parts: list[RowRange]) -> int:
-        """Return the tokens that this update has paid for in earlier runs."""
-        folder = self.folder / ANSWERS
-        return sum(in_threads(partial(tokens_of, folder), [part.name for part in parts]))
+    def _paid(self, parts: list[RowRange]) -> dict[str, int]:
+        """Return the tokens that this update has paid for in earlier runs, by part."""
+        names = [part.name for part in parts]
+        tokens = in_threads(partial(tokens_of, self.folder / ANSWERS), names)
+        return dict(zip(names, tokens, strict=True))
+
+    def _unfinished(self, parts: list[RowRange]) -> list[RowRange]:
+        """Return the parts without a file, or with one that ended at an earlier budget."""
+        names = {*missing_parts(self.folder / ANSWERS, dict.fromkeys(part.name for part in parts))}
+        written = [part for part in parts if part.name not in names]
+        cut = in_threads(self._is_cut, written)
+        names |= {part.name for part, is_cut in zip(written, cut, strict=True) if is_cut}
+        return [part for part in parts if part.name in names]
 
     def _is_cut(self, part: RowRange) -> bool:
-        """Return whether the file of a part lacks documents."""
+        """Return whether the file of a part lacks documents; failed requests have a row too."""
         figures = figures_of(self.folder / ANSWERS / f"{part.name}.parquet")
         return figures is None or figures.documents < part.rows
 
@@ -658,7 +611,7 @@ class _Making:
         missing = {*missing_parts(self.folder, dict.fromkeys(questions))}
         session: SparkSession | None = self.session
         if trip is not None and fits_in_process(trip.documents, hybrid=True):
-            # Every file of questions reads all documents.
+            # Each file of questions is searched in all documents: here, they are read once.
             session, trip = None, replace(trip, documents=on_this_machine(trip.documents))
         line = "filtering {done}/{total} questions  {text}"
         with WorkProgress("questions", sum(questions.values()), 0, line) as progress:
@@ -699,10 +652,10 @@ class _Making:
 
     def _round_trip(self, staged: Staged, written: Mapping[str, int]) -> RoundTrip | None:
         """Embed documents and questions for the search; None without a round trip."""
-        if self.job.trip is None or self.settings.round_trip is None:
+        if self.job.round_trip is None or self.settings.round_trip is None:
             return None
         config = self.job.config
-        options = options_in(self.session, self.job.trip, config.embedding.backend)
+        options = options_in(self.session, self.job.round_trip, config.embedding.backend)
         options = replace(options, precision=precision_of(self.session, options))
         asking, answering = read_prompts(local_folder(options.model)).sides
         rows = {part_name(int(bucket)): count for bucket, count in written.items()}

@@ -7,9 +7,9 @@ server, with growing pauses or after the server's `Retry-After`.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import Any
 
 import openai
@@ -21,8 +21,8 @@ from pipelines.settings.redaction import HIDDEN, without_password
 ADDRESS = "questions.address"
 MODEL = "questions.model"
 SECRET = "questions.key_variable"
-_AHEAD = 4
-"""Requests waiting or answered out of turn, as a multiple of those at a time."""
+_AHEAD = 2
+"""Requests read and not yet answered, as a multiple of those at a time."""
 _SHOWN = 200
 _NO_KEY = "none"
 """The key for servers that need none: the client insists on one."""
@@ -55,23 +55,23 @@ class Endpoint:
         self._has_answered = False
         self._limit = _LIMITS[0]
 
-    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
+    def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Send several requests at a time; see the interface."""
-        waiting: deque[Future[Reply]] = deque()
+        unread = iter(requests)
+        waiting: dict[Future[Reply], Request] = {}
         error: PipelineError | None = None
-        for request in requests:
-            waiting.append(self._pool.submit(self._reply, request))
-            # A slow reply does not hold up the others, within bounds.
-            if len(waiting) >= _AHEAD * self._options.requests:
-                reply, error = _result(waiting.popleft())
-                yield reply
-            if error is not None:
+        while True:
+            # After an error no more: the others on their way may be paid for, too.
+            left = 0 if error else _AHEAD * self._options.requests - len(waiting)
+            for request in islice(unread, left):
+                waiting[self._pool.submit(self._reply, request)] = request
+            if not waiting:
                 break
-        while waiting:
-            # The others on their way may be paid for, too.
-            reply, failed = _result(waiting.popleft())
-            error = error or failed
-            yield reply
+            # Each request has a time limit.
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                reply, failed = _result(future)
+                error = error or failed
+                yield waiting.pop(future), reply
         if error is not None:
             raise error
 

@@ -213,7 +213,7 @@ def _ask_sample(
             for name, prompt, seed in asking.requests(document["text"], document["title"])
         ]
         with failures_kept() as failures, opened(generator, options) as model:
-            replies = model.replies(request for _, _, request in asked)
-            for (document, name, _), reply in zip(asked, replies, strict=True):
-                yield Sampled(document, name, reply)
+            replies = dict(model.replies(request for _, _, request in asked))
+            for document, name, request in asked:
+                yield Sampled(document, name, replies[request])
         yield from failures

@@ -35,9 +35,9 @@ class GeneratorOptions:
     threads: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt, and the seed of its reply."""
+    """A prompt, and the seed of its reply. No two requests are equal, not even with one prompt."""
 
     prompt: str
     seed: int
@@ -69,10 +69,11 @@ UNANSWERED = Reply(None, 0, 0, "unanswered")
 class Generator(Protocol):
     """An open language model; it belongs to one task."""
 
-    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Yield the replies in the order of the requests, which are read a few ahead.
+    def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Yield each request with its reply as soon as it comes, in any order.
 
-        Before an error come the replies to all requests that were read, or :data:`UNANSWERED`.
+        Requests are read a few ahead. Before an error come the replies to all requests that were
+        read, or :data:`UNANSWERED`.
 
         Raises:
             InputError: The user can correct the failure, such as a wrong key.

@@ -47,21 +47,21 @@ class LocalModel:
         self._model.to(self._device, kind).eval()
         self._reads_apart = bool(self._model.config.is_encoder_decoder)
 
-    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
+    def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Generate batch by batch; see the interface."""
-        asked = iter(requests)
-        while group := list(islice(asked, _READ_AHEAD)):
-            found: dict[int, Reply] = {}
-            lengths = self._lengths(group)
-            longest = self._longest()
+        unread = iter(requests)
+        while group := list(islice(unread, _READ_AHEAD)):
+            lengths, longest = self._lengths(group), self._longest()
+            fitting = []
             for number, length in enumerate(lengths):
                 if longest is not None and length > longest:
-                    found[number] = Reply(None, 0, 0, f"too long: {length} of {longest} tokens")
-            asked_ones = [number for number in range(len(group)) if number not in found]
-            for numbers in self._batches(asked_ones, lengths):
-                replies = self._generate([group[number] for number in numbers])
-                found |= dict(zip(numbers, replies, strict=True))
-            yield from (found[number] for number in range(len(group)))
+                    problem = f"too long: {length} of {longest} tokens"
+                    yield group[number], Reply(None, 0, 0, problem)
+                else:
+                    fitting.append(number)
+            for numbers in self._batches(fitting, lengths):
+                batch = [group[number] for number in numbers]
+                yield from zip(batch, self._generate(batch), strict=True)
 
     def close(self) -> None:
         """Free the memory of the model."""

@@ -103,7 +103,7 @@ class QuestionSettings(Settings):
     """Least portion of questions that must pass the filters. Below it `recipe: questions` does not
     train."""
     part_documents: int | None = Field(default=None, ge=1, le=65_536)
-    """Documents of a part, the unit of resuming. Null: 16 to 256, by the number of documents."""
+    """Documents of a part, a file of replies. Null: 16 to 256, by the number of documents."""
     min_characters: int = Field(default=8, ge=1)
     """Drop shorter questions."""
     max_characters: int = Field(default=300, ge=1)

@@ -23,7 +23,9 @@ __all__ = ["lines", "minilm_folder", "sentence_file", "small_model"]
 def language_server(monkeypatch) -> Iterator[dict[str, Any]]:
     """A server of this test alone, with its faults, its requests and their number."""
     shared: dict[str, Any] = {
-        **{name: [] for name in ("faults", "seen", "refused", "broken", "limits")},
+        **{
+            name: [] for name in ("faults", "seen", "refused", "broken", "limits", "pauses", "sent")
+        },
         "counts": Counter(),
         "counts_tokens": [True],
     }

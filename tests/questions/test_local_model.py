@@ -67,8 +67,10 @@ def options(folder: Path, **changed) -> GeneratorOptions:
 
 
 def replies(folder: Path, prompts: list[str], **changed) -> list[Reply]:
+    requests = [Request(prompt, 7) for prompt in prompts]
     with closing(LocalModel(options(folder, **changed))) as model:
-        return list(model.replies(Request(prompt, 7) for prompt in prompts))
+        found = dict(model.replies(iter(requests)))
+    return [found[request] for request in requests]
 
 
 def alone(folder: Path, prompt: str) -> str:
@@ -99,6 +101,21 @@ def test_replies_are_those_of_each_prompt_alone_whatever_the_batch(folder, monke
         assert all(reply.prompt_tokens > 0 for reply in found)
         assert all(0 <= reply.reply_tokens <= 7 for reply in found)
     assert len({*wanted}) > 1, "prompts with one reply prove nothing"
+
+
+def test_the_replies_of_a_batch_come_before_the_next_batch(folder, monkeypatch):
+    monkeypatch.setitem(local_model._BATCH_TOKENS, "cpu", 1)
+    made: list[int] = []
+    generate = LocalModel._generate
+
+    def counted(model: LocalModel, batch: list[Request]) -> list[Reply]:
+        made.append(len(batch))
+        return generate(model, batch)
+
+    monkeypatch.setattr(LocalModel, "_generate", counted)
+    with closing(LocalModel(options(folder))) as model:
+        for number, _ in enumerate(model.replies(Request(prompt, 7) for prompt in PROMPTS), 1):
+            assert made == [1] * number
 
 
 def test_random_replies_follow_from_the_seed(folder):

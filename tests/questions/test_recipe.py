@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from language_server import MODEL
+from question_documents import write_documents
 
 import pipelines
 from pipelines.errors import InputError
+from pipelines.files.run_folder import RunFolder
+from pipelines.jobs.triplets import check_same_questions
 from pipelines.models.folder import read_encoder
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -74,6 +79,43 @@ def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
     asked = language_server["counts"]["requests"]
     pipelines.run(configured().changed("run", overwrite=True))
     assert language_server["counts"]["requests"] == asked
+
+
+def asks_on_resuming(config: Config) -> None:
+    """Resumes the run of these settings as far as to its questions."""
+    check_same_questions(config.changed("training", resume=True))
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_resumed_run_tells_what_it_leaves_out(configured, document_file, caplog):
+    caplog.set_level(logging.INFO)
+    config = configured(round_trip=None)
+    pipelines.ask(config)
+    asks_on_resuming(config)
+    assert "goes on with the triplets that it began with" in caplog.text
+    texts = [row["text"] for row in pq.read_table(document_file).to_pylist()]
+    write_documents(document_file, [*texts, "Kangaroos hop across Australian grasslands"])
+    caplog.clear()
+    asks_on_resuming(config)
+    (record,) = (one for one in caplog.records if one.levelname == "WARNING")
+    told = record.getMessage()
+    assert told.startswith("questions.inputs: the documents have changed since")
+    assert "goes on without the change. Set training.resume=false and run.overwrite=true" in told
+    # A finished run would do nothing at all.
+    metrics = RunFolder.of(config).metrics
+    metrics.parent.mkdir()
+    metrics.write_text('{"before": {}, "after": {}}')
+    with pytest.raises(InputError, match=r"^questions\.inputs: the documents have changed since"):
+        asks_on_resuming(config)
+    pipelines.ask(config)
+    asks_on_resuming(config)
+    with pytest.raises(InputError, match=r"^questions\.max_characters: it has changed since .*run"):
+        asks_on_resuming(configured(round_trip=None, max_characters=90))
+    # Documents that are gone are no change.
+    document_file.unlink()
+    caplog.clear()
+    asks_on_resuming(config)
+    assert "goes on with its triplets, but: questions.inputs: " in caplog.text
 
 
 @pytest.mark.usefixtures("spark")

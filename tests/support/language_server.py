@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -25,13 +26,19 @@ def questions_about(document: str, count: int) -> list[str]:
     return [f"How do {' and '.join(three)} work together?" for three in rounds if three]
 
 
+def document_in(prompt: str) -> str:
+    """The document of a prompt of the package."""
+    return prompt.rpartition("Document:\n")[2]
+
+
 class LanguageServer(BaseHTTPRequestHandler):
     """Answers `chat/completions`; ``faults`` are taken first, one for each request.
 
     A fault is a status, a status with seconds of `Retry-After`, or one of `cut`, `page`, `json`,
     `form` and `slow`. ``refused`` are words of documents that the model does not take, ``broken``
     those that it fails at. Without ``counts_tokens`` there is no `usage`. If there are ``limits``,
-    they are the names of the limit of a reply that the server knows.
+    they are the names of the limit of a reply that the server knows. ``pauses`` holds the seconds
+    of each reply, if they count; ``sent`` the time of each reply, and its document.
     """
 
     faults: list[Any]
@@ -41,6 +48,8 @@ class LanguageServer(BaseHTTPRequestHandler):
     broken: list[str]
     counts_tokens: list[bool]
     limits: list[str]
+    pauses: list[float]
+    sent: list[tuple[float, str]]
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -68,7 +77,12 @@ class LanguageServer(BaseHTTPRequestHandler):
         fault = self.faults.pop(0) if self.faults else None
         if fault and self._failed(fault):
             return
-        self._send(200, self._completion(prompt))
+        if self.pauses:
+            time.sleep(self.pauses[0])
+        # The client may have been killed meanwhile.
+        with suppress(ConnectionError):
+            self._send(200, self._completion(prompt))
+            self.sent.append((time.time(), document_in(prompt)))
 
     def _failed(self, fault: Any) -> bool:
         """Sends a fault; a slow answer is none."""
@@ -96,7 +110,7 @@ class LanguageServer(BaseHTTPRequestHandler):
     def _completion(self, prompt: str) -> dict[str, Any]:
         content = "yes"
         if asked := re.search(r"write (\d+) different", prompt):
-            found = questions_about(prompt.rpartition("Document:\n")[2], int(asked[1]))
+            found = questions_about(document_in(prompt), int(asked[1]))
             content = "\n".join(f"{place}. {one}" for place, one in enumerate(found, start=1))
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(content.split())}
         return {
