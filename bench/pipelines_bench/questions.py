@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ SEEDS = (0, 1, 2)
 PAIRS, NEGATIVES, SCORES, RERANKER = "pairs", "negatives", "scores", "reranker"
 CASES = (PAIRS, NEGATIVES, SCORES, RERANKER)
 _HALVES = 2
+_PER_QUERY = 10
+"""Most documents of a query to learn from: a few queries of npl have more than fifty."""
 DOCUMENTS = "documents.parquet"
 _IN_BATCH = {"name": "in_batch_negatives"}
 
@@ -219,7 +222,7 @@ def _write_questions(path: Path, judged: Judged, queries: Iterable[str]) -> None
     rows = [
         {"anchor": judged.queries[query], "positive": judged.texts[document], "group": query}
         for query in queries
-        for document in judged.relevant[query]
+        for document in judged.relevant[query][:_PER_QUERY]
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
@@ -227,7 +230,8 @@ def _write_questions(path: Path, judged: Judged, queries: Iterable[str]) -> None
 def _write_measured(folder: Path, judged: Judged, queries: Sequence[str]) -> None:
     """Write a part of a set; queries with the same relevant documents are one group."""
     (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").symlink_to(judged.folder / "corpus.jsonl")
+    # A link would be refused: the set is compared with the training pairs.
+    shutil.copyfile(judged.folder / "corpus.jsonl", folder / "corpus.jsonl")
     rows = (
         {"_id": key, "text": judged.queries[key], "group": " ".join(sorted(judged.relevant[key]))}
         for key in queries
@@ -275,8 +279,8 @@ def _make_triplets(config: Config, fold: Fold, cases: Sequence[str]) -> int:
 def _of_case(tree: Mapping[str, Any], case: str, seed: int) -> dict[str, Any]:
     """Return the settings of a training."""
     corpus, objective = dict(tree["corpus"]), tree["objective"]
+    corpus["inputs"] = [tree["scoring" if case == SCORES else "mining"]["output"]]
     if case != SCORES:
-        corpus["inputs"] = [tree["mining"]["output"]]
         corpus.pop("score_columns")
         objective = {"name": "reranking"} if case == RERANKER else _IN_BATCH
     if case == PAIRS:
