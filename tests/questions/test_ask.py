@@ -339,6 +339,22 @@ def test_documents_that_the_model_refuses_are_counted_and_asked_about_again(
     assert (second.requests, second.problems) == (2, {})
 
 
+def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
+    spark, asking, language_server
+):
+    language_server["refused"].append("Document:")
+    config = asking(round_trip=None)
+    refused = rf"^questions\.model: none of {DOCUMENTS} requests has a reply \(refused: .* too long"
+    for _ in range(2):
+        with pytest.raises(InputError, match=refused):
+            pipelines.ask(config)
+    before = requests(language_server)
+    language_server["refused"].clear()
+    summary = pipelines.ask(config)
+    assert requests(language_server) == before + DOCUMENTS
+    assert (summary.requests, summary.problems) == (DOCUMENTS, {})
+
+
 def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):
     monkeypatch.setattr("pipelines.questions.ask.default_parallelism", lambda session: 7)
     config = asking(round_trip=None, prompts=("question", "keywords"), requests=3)
