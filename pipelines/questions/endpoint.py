@@ -174,10 +174,11 @@ class Endpoint:
                 f"{shown} refuses the request ({told})",
                 "Correct questions.model or its keys",
             )
-        return PipelineError(
-            f"{shown} fails again and again ({told}). Lower questions.requests, or run the "
-            "command again later"
-        )
+        remedy = "Lower questions.requests, or run the command again later"
+        if status >= 500:
+            # Some servers fail at a model that they do not know.
+            remedy = "Check questions.model, lower questions.requests, or read the server's log"
+        return PipelineError(f"{shown} fails again and again ({told}). {remedy}")
 
     def _unreachable(self, error: openai.APIConnectionError) -> InputError:
         shown, reason = without_password(str(self._options.address)), self._told(error)

@@ -7,7 +7,7 @@ has the seed of its own reply.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -19,7 +19,7 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.questions.generator import GeneratorOptions, Reply, Request
-from pipelines.training.devices import CUDA_DEVICES, gpus_given_by_spark
+from pipelines.training.devices import CUDA_DEVICES, choose_device, gpus_given_by_spark
 
 MODEL = "questions.model"
 _VARIABLES = {
@@ -44,8 +44,8 @@ class VllmModel:
         self._options = options
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
-        if given := gpus_given_by_spark():
-            os.environ[CUDA_DEVICES] = given[0]
+        for given in gpus_given_by_spark()[:1]:
+            os.environ[CUDA_DEVICES] = visible_gpu(given, os.environ)
         self._model = _loaded(options.model, str(local_folder(options.model)))
         self._tokenizer: Any = self._model.get_tokenizer()
         self._is_chat = bool(self._tokenizer.chat_template)
@@ -89,6 +89,13 @@ class VllmModel:
         if self._options.temperature is not None:
             sampling.temperature = self._options.temperature
         return sampling
+
+
+def visible_gpu(given: str, environment: Mapping[str, str]) -> str:
+    """Return the value of ``CUDA_VISIBLE_DEVICES`` that shows the GPU of a task alone."""
+    number = choose_device(given, environment).removeprefix("cuda:")
+    visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
+    return visible[int(number)] if visible else number
 
 
 def _reply(made: Any) -> Reply:

@@ -17,6 +17,7 @@ import pipelines
 from pipelines.cli import main
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
+from pipelines.libraries import is_installed
 from pipelines.questions.ask import AskingJob
 from pipelines.questions.filters import REASONS, plain_form
 from pipelines.settings.load import dump
@@ -421,6 +422,11 @@ def test_a_local_generator_needs_a_folder_and_no_address(asking, tmp_path):
         pipelines.ask(asking(generator="transformers", address=None, model="/nowhere"))
     with pytest.raises(InputError, match=r"^questions\.address: .* asks no server"):
         pipelines.ask(asking(generator="transformers", model=MODEL))
+    if not is_installed("vllm"):
+        with pytest.raises(
+            InputError, match=r"^questions\.generator: vllm is not installed\. Run "
+        ):
+            pipelines.ask(asking(generator="vllm", address=None, model=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def chat(server: SmallServer, prompt: str) -> dict:
 
 
 def test_replies_and_tokens_are_those_of_the_server(server):
-    prompts = [f"Write a question about this text: {text}" for text in DOCUMENTS]
+    prompts = [f"Write a question about this text: {text}" for text in DOCUMENTS[3:7]]
     found = replies(server, prompts)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     for prompt, reply in zip(prompts, found, strict=True):
@@ -92,8 +92,8 @@ def test_replies_and_tokens_are_those_of_the_server(server):
         assert reply.problem is None
         assert 1 <= reply.reply_tokens <= 16
         assert questions_of(reply.text, 3)
-    alone = chat(server, prompts[4])
-    assert (found[4].prompt_tokens, found[4].reply_tokens) == (
+    alone = chat(server, prompts[1])
+    assert (found[1].prompt_tokens, found[1].reply_tokens) == (
         alone["usage"]["prompt_tokens"],
         alone["usage"]["completion_tokens"],
     )
@@ -113,7 +113,7 @@ def test_the_server_computes_as_many_requests_at_a_time_as_asked(server):
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            replies(server, [*DOCUMENTS], requests=wanted)
+            replies(server, [*DOCUMENTS], requests=wanted, max_tokens=8)
         finally:
             is_over.set()
             watching.join()

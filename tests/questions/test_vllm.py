@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sysconfig
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_server import FOLDER, NEEDS_MODEL, ROOT
+from small_server import CONTEXT, FOLDER, KEY, MODEL, NEEDS_MODEL, ROOT, SmallServer
 from transformers import AutoTokenizer
+
+from pipelines.errors import InputError
+from pipelines.questions.endpoint import Endpoint
+from pipelines.questions.generator import GeneratorOptions, Reply, Request
 
 PYTHON = ROOT / "build/compatibility/environments/vllm/bin/python"
 SCRIPT = ROOT / "tests/support/vllm_replies.py"
+SERVER = (
+    *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(FOLDER)),
+    *("--served-model-name", MODEL, "--api-key", KEY, "--max-model-len", str(CONTEXT)),
+    *("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 29), "--host", "127.0.0.1"),
+)
 SECONDS = 500.0
 QUESTION = "What is the capital of France?"
 NEEDS_VLLM = pytest.mark.skipif(
@@ -49,10 +59,10 @@ def rounds(folder: Path, asked: list[tuple[str, int]], *changes: dict[str, Any])
     return found
 
 
-# A minute: the tests of the real server have no vLLM to start.
-@NEEDS_MODEL
-@NEEDS_VLLM
-@pytest.mark.matrix
+# They take minutes: vLLM starts slowly on a CPU.
+pytestmark = [pytest.mark.matrix, NEEDS_MODEL, NEEDS_VLLM]
+
+
 def test_replies_of_vllm(tmp_path):
     asked = [(QUESTION, 1), (QUESTION, 1), (QUESTION, 2), ("word " * 8200, 3), ("Bees?", 4)]
     sampled, greedy, wrong = rounds(
@@ -77,3 +87,35 @@ def test_replies_of_vllm(tmp_path):
     assert "Paris" in greedy[0]["text"]
     assert wrong.startswith(f"questions.model: {tmp_path} cannot be loaded (")
     assert "\n" not in wrong
+
+
+def test_the_endpoint_with_the_server_of_vllm(tmp_path):
+    server = SmallServer(tmp_path / "log", SERVER)
+
+    def replies(prompts: list[str], model: str = MODEL) -> list[Reply]:
+        options = GeneratorOptions(
+            model=model,
+            address=server.address,
+            secret=KEY,
+            requests=4,
+            max_tokens=16,
+            temperature=0.0,
+            timeout=60.0,
+            retries=1,
+        )
+        with closing(Endpoint(options)) as endpoint:
+            return list(endpoint.replies(Request(prompt, 7) for prompt in prompts))
+
+    try:
+        server.start()
+        paris, long, *others = replies([QUESTION, "word " * CONTEXT, *["Bees?"] * 6])
+        assert "Paris" in paris.text
+        assert long.problem.startswith("refused: Error code: 400 - This model's maximum context")
+        assert {reply.prompt_tokens for reply in others} == {33}
+        with pytest.raises(
+            InputError, match=r"^questions\.model: http.* does not know `no-such"
+        ) as no:
+            replies([QUESTION], "no-such-model")
+        assert "The model `no-such-model` does not exist" in str(no.value)
+    finally:
+        server.kill()

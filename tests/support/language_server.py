@@ -28,10 +28,10 @@ def questions_about(document: str, count: int) -> list[str]:
 class LanguageServer(BaseHTTPRequestHandler):
     """Answers `chat/completions`; ``faults`` are taken first, one for each request.
 
-    A fault is a status, a status with seconds of `Retry-After`, or one of `cut`, `page`, `json`,
-    `form` and `slow`. ``refused`` are words of documents that the model does not take, ``broken``
-    those that it fails at. Without ``counts_tokens`` there is no `usage`. If there are ``limits``,
-    they are the names of the limit of a reply that the server knows.
+    A fault is a status, a status with seconds of `Retry-After` or with a body, or one of `cut`,
+    `page`, `json`, `form` and `slow`. ``refused`` are words of documents that the model does not
+    take, ``broken`` those that it fails at. Without ``counts_tokens`` there is no `usage`. If there
+    are ``limits``, they are the names of the limit of a reply that the server knows.
     """
 
     faults: list[Any]
@@ -74,8 +74,9 @@ class LanguageServer(BaseHTTPRequestHandler):
         """Sends a fault; a slow answer is none."""
         status, after = fault if isinstance(fault, tuple) else (fault, None)
         if isinstance(status, int):
-            headers = {} if after is None else {"Retry-After": str(after)}
-            self._send(status, {"error": {"message": "try again"}}, headers)
+            headers = {"Retry-After": str(after)} if isinstance(after, int) else {}
+            told = after if isinstance(after, bytes | dict) else {"error": {"message": "try again"}}
+            self._send(status, told, headers)
         elif fault == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "4000")

@@ -1,13 +1,16 @@
-"""A real server with OpenAI's API and a real language model: those of `make generator`."""
+"""Real servers with OpenAI's API, and the language model of `make generator`."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +25,26 @@ KEY = "key-of-the-server"
 PARALLEL = 4
 CONTEXT = 512
 """Tokens of a prompt and its reply."""
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 NEEDS_MODEL = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="there is no language model: make generator"
 )
 
 
-class SmallServer:
-    """A process of the server, on a port of its own, that can be killed and started again."""
+LLAMA_CPP = (
+    *(str(ENVIRONMENT / "bin" / "python"), str(ROOT / "environment" / "small_server.py")),
+    *("--key", KEY, "--parallel", str(PARALLEL), "--context", str(CONTEXT)),
+)
+"""The command of the server of `make generator`, but for its port."""
 
-    def __init__(self, log: Path) -> None:
+
+class SmallServer:
+    """A process of a server, on a port of its own, that can be killed and started again."""
+
+    def __init__(self, log: Path, command: Sequence[str] = LLAMA_CPP) -> None:
         self.port = free_port()
         self.log = log
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,13 +54,11 @@ class SmallServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [
-            *(ENVIRONMENT / "bin" / "python", ROOT / "environment" / "small_server.py"),
-            *("--port", str(self.port), "--key", KEY),
-            *("--parallel", str(PARALLEL), "--context", str(CONTEXT)),
-        ]
+        command = [*self._command, "--port", str(self.port)]
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True
+            )
         deadline = time.monotonic() + READY_SECONDS
         while not self._is_ready():
             assert self._process.poll() is None, self.log.read_text()[-2000:]
@@ -59,7 +68,9 @@ class SmallServer:
     def kill(self) -> None:
         """End it as a machine's failure does."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            # vLLM has processes of its own.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def ask(self, path: str, content: Any = None) -> Any:
@@ -69,7 +80,8 @@ class SmallServer:
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(address, data, headers)
         with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
-            return json.load(answer)
+            found = answer.read()
+        return json.loads(found) if found else None
 
     def at_work(self) -> int:
         """Return the number of requests that it computes now."""
