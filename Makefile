@@ -7,8 +7,8 @@
 # `make fuzz` the fuzz tests for MINUTES. `make gpu-check` holds what PyTorch computes on a GPU against
 # the CPU, and measures it. `make compatibility` reads models of this package by other libraries, each in
 # an environment of its own. `make test-install` tries installs of single extras by pip. `make azurite` installs a server
-# that speaks Azure's Blob Storage for the tests of object stores, by npm. `make docs` builds the
-# site of the pages.
+# that speaks Azure's Blob Storage for the tests of object stores, by npm. `make generator` installs
+# a small language model and a server for it. `make docs` builds the site of the pages.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.
@@ -38,6 +38,8 @@ DOCS_STAMP := .venv-docs/.installed-$(DOCS_KEY)
 # Megatron-Core is for few, and a large part of it for GPUs alone: an environment that sees .venv.
 MEGATRON_KEY := $(shell { cat environment/megatron.lock; echo "$(KEY)"; } | cksum | tr -d " ")
 MEGATRON_STAMP := .venv-megatron/.installed-$(MEGATRON_KEY)
+GENERATOR_KEY := $(shell { cat environment/generator.lock environment/small_model.py; echo "$(KEY)"; } | cksum | tr -d " ")
+GENERATOR_STAMP := .venv-generator/.installed-$(GENERATOR_KEY)
 AZURITE_KEY := $(shell { cat environment/azurite/*.json; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AZURITE_STAMP := .azurite/.installed-$(AZURITE_KEY)
 IN_VENV := $(VENV)/bin/python
@@ -61,7 +63,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test test-install lint docs environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages compatibility
+.PHONY: run test test-install lint docs environment horovod mesh airflow airflow-2 azurite generator megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages compatibility
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -108,6 +110,18 @@ $(AZURITE_STAMP):
 	mkdir $(@D)
 	cp environment/azurite/*.json $(@D)
 	npm ci --prefix $(@D) --omit=optional --no-audit --no-fund
+	touch $@
+
+# A language model of 135 million parameters, as a file for its server and as a folder, to try `ask`
+# with; see docs/guides/questions.md. Tests that need it are skipped elsewhere.
+generator: $(GENERATOR_STAMP)
+
+$(GENERATOR_STAMP): $(STAMP)
+	rm -rf $(@D)
+	"$(PYTHON)" -m venv $(@D)
+	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/generator.lock
+	$(IN_VENV) environment/small_model.py $(@D)
+	$(@D)/bin/python -c 'import xllamacpp'
 	touch $@
 
 # The stamp is written last, so an installation that was interrupted is gone through again.

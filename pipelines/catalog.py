@@ -320,6 +320,7 @@ GENERATORS = Registry(
     entries={
         "endpoint": "pipelines.questions.generator:ENDPOINT",
         "transformers": "pipelines.questions.generator:TRANSFORMERS",
+        "vllm": "pipelines.questions.generator:VLLM",
     },
 )
 """Language models that write questions."""

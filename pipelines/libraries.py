@@ -53,6 +53,7 @@ EXTRAS: Mapping[str, str] = {
     "torch": "torch",
     "transformers": "transformers",
     "usearch": "search",
+    "vllm": "vllm",
     "zstandard": "jobs",
 }
 """The extra that installs a library, by imported module; the first where several do."""

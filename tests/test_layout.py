@@ -79,6 +79,7 @@ HEAVY = {
         "*.questions.local_model",
     ),
     "openai": ("*.questions.endpoint",),
+    "vllm": ("*.questions.vllm",),
     "onnx_ir": ("*.exports.onnx",),
     "onnxruntime": ("*.exports.onnx",),
     "model2vec": ("*.exports.model2vec",),

@@ -334,6 +334,17 @@ def answer_files(folder: Location, build: str = "part-") -> list[Location]:
     return found
 
 
+def problem_without_reply(files: Iterable[Location]) -> str | None:
+    """Return a problem of files of answers without a single reply; None for others."""
+    problem = None
+    for file in files:
+        table = pq.read_table(arrow_source(file), columns=["reply", "problem"])
+        if table["reply"].null_count < len(table):
+            return None
+        problem = problem or next(iter(table["problem"].drop_null().to_pylist()), None)
+    return problem
+
+
 def figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:

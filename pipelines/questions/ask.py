@@ -47,6 +47,7 @@ from pipelines.questions.answers import (
     answer_files,
     ask_parts,
     figures_of,
+    problem_without_reply,
     tokens_of,
 )
 from pipelines.questions.documents import (
@@ -495,6 +496,15 @@ class _Making:
         answered = self._ask(staged)
         seconds = round(time.monotonic() - began, 2)
         figures = self._filter(staged, answered)
+        if not figures.parsed and (problem := self._problem_of_all()) is not None:
+            # Another server may reply: the next job asks again, and nothing was paid for.
+            forget_questions(self.folder)
+            storage.discard_folder(self.folder / ANSWERS)
+            raise InputError(
+                MODEL,
+                f"none of {answered.asked:,} requests has a reply ({problem})",
+                "Correct the model's server, the prompt or questions.document_characters",
+            )
         if not figures.kept:
             most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
             why = f"; most often dropped: {most}" if most else ""
@@ -512,6 +522,13 @@ class _Making:
         }
         storage.write_json(self.folder / MANIFEST_FILE, manifest)
         return summary
+
+    def _problem_of_all(self) -> str | None:
+        """Return the problem of a request; None if one has a reply, or none was sent."""
+        plan = Plan.read(self.folder)
+        assert plan is not None, "it was written first"
+        files = answer_files(self.folder / ANSWERS, build_name(plan.build))
+        return problem_without_reply(files)
 
     def _stage(self) -> Staged:
         """Collect the documents, and the answers known for them."""

@@ -6,6 +6,7 @@ server, with growing pauses or after the server's `Retry-After`.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -33,6 +34,8 @@ _OF_THE_SETTINGS = frozenset({401, 403, 404})
 _MOST_FAILED = 8
 """Requests in a row without a reply, after which a short prompt tells whether any gets one."""
 _PROBE = Request("Reply with one word: yes", 1)
+_WORDS = ("message", "detail", "error")
+"""Fields of a server's error with a text for people."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The limit of a reply; newer models of OpenAI know the second name only."""
 
@@ -98,7 +101,7 @@ class Endpoint:
             try:
                 found = self._completion(request, limit)
             except openai.APIStatusError as error:
-                if limit == _LIMITS[0] and _LIMITS[1] in str(error):
+                if limit == _LIMITS[0] and _LIMITS[1] in _message(error):
                     self._limit = _LIMITS[1]
                     tries -= 1
                     continue
@@ -171,10 +174,11 @@ class Endpoint:
                 f"{shown} refuses the request ({told})",
                 "Correct questions.model or its keys",
             )
-        return PipelineError(
-            f"{shown} fails again and again ({told}). Lower questions.requests, or run the "
-            "command again later"
-        )
+        remedy = "Lower questions.requests, or run the command again later"
+        if status >= 500:
+            # Some servers fail at a model that they do not know.
+            remedy = "Check questions.model, lower questions.requests, or read the server's log"
+        return PipelineError(f"{shown} fails again and again ({told}). {remedy}")
 
     def _unreachable(self, error: openai.APIConnectionError) -> InputError:
         shown, reason = without_password(str(self._options.address)), self._told(error)
@@ -189,12 +193,29 @@ class Endpoint:
 
     def _told(self, error: BaseException) -> str:
         """Return an error's message in one line, without the key."""
-        text = without_password(" ".join(str(error).split()).rstrip("."))
+        text = without_password(" ".join(_message(error).split()).rstrip("."))
         secret = self._options.secret
         # h11 shows a header that it refuses.
         for known in {secret, secret.strip()} - {""} if secret else ():
             text = text.replace(known, HIDDEN)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _message(error: BaseException) -> str:
+    """Return an error's message; that of a server by its status and its own words.
+
+    The client has words for OpenAI's form of errors only. Others answer with `detail`, as FastAPI
+    does, or with a text alone.
+    """
+    if not isinstance(error, openai.APIStatusError):
+        return str(error)
+    body, status = error.body, f"Error code: {error.status_code}"
+    words = body
+    if isinstance(body, dict):
+        words = next((body[name] for name in _WORDS if body.get(name)), body)
+    if not words:
+        return status
+    return f"{status} - {words if isinstance(words, str) else json.dumps(words)}"
 
 
 def _read(found: Any) -> Reply | None:

@@ -114,6 +114,7 @@ ENDPOINT = GeneratorKind("pipelines.questions.endpoint:Endpoint", "openai", is_r
 TRANSFORMERS = GeneratorKind(
     "pipelines.questions.local_model:LocalModel", "transformers", is_remote=False
 )
+VLLM = GeneratorKind("pipelines.questions.vllm:VllmModel", "vllm", is_remote=False)
 
 
 @contextmanager

@@ -57,11 +57,12 @@ class QuestionSettings(Settings):
     the same settings continues."""
     generator: Annotated[str, choice_of(GENERATORS)] = "endpoint"
     """`endpoint`: a server with OpenAI's API, such as vLLM, Ollama, Azure or Databricks;
-    `transformers`: a model folder, on the executors."""
+    `transformers`: a model folder, on the executors; `vllm`: a folder in vLLM, for GPUs that Spark
+    gives to the tasks."""
     address: NameOrPath | None = None
     """Base URL of the `endpoint`: `http://host:8000/v1`."""
     model: NameOrPath | None = None
-    """Name of the model at the endpoint, or its folder for `transformers`."""
+    """Name of the model at the endpoint, or its folder for `transformers` and `vllm`."""
     key_variable: str = "QUESTIONS_API_KEY"
     """Environment variable of the driver with the API key of the endpoint, if it needs one. The
     driver sends it to the executors."""

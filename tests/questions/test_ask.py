@@ -17,6 +17,7 @@ import pipelines
 from pipelines.cli import main
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
+from pipelines.libraries import is_installed
 from pipelines.questions.ask import AskingJob
 from pipelines.questions.filters import REASONS, plain_form
 from pipelines.settings.load import dump
@@ -338,6 +339,22 @@ def test_documents_that_the_model_refuses_are_counted_and_asked_about_again(
     assert (second.requests, second.problems) == (2, {})
 
 
+def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
+    spark, asking, language_server
+):
+    language_server["refused"].append("Document:")
+    config = asking(round_trip=None)
+    refused = rf"^questions\.model: none of {DOCUMENTS} requests has a reply \(refused: .* too long"
+    for _ in range(2):
+        with pytest.raises(InputError, match=refused):
+            pipelines.ask(config)
+    before = requests(language_server)
+    language_server["refused"].clear()
+    summary = pipelines.ask(config)
+    assert requests(language_server) == before + DOCUMENTS
+    assert (summary.requests, summary.problems) == (DOCUMENTS, {})
+
+
 def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):
     monkeypatch.setattr("pipelines.questions.ask.default_parallelism", lambda session: 7)
     config = asking(round_trip=None, prompts=("question", "keywords"), requests=3)
@@ -404,6 +421,11 @@ def test_a_local_generator_needs_a_folder_and_no_address(asking, tmp_path):
         pipelines.ask(asking(generator="transformers", address=None, model="/nowhere"))
     with pytest.raises(InputError, match=r"^questions\.address: .* asks no server"):
         pipelines.ask(asking(generator="transformers", model=MODEL))
+    if not is_installed("vllm"):
+        with pytest.raises(
+            InputError, match=r"^questions\.generator: vllm is not installed\. Run "
+        ):
+            pipelines.ask(asking(generator="vllm", address=None, model=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_replies_on_their_way_come_before_the_error(language_server):
     ("fault", "problem"),
     [
         (429, r"fails again and again \(Error code: 429 .*\)\. Lower questions\.requests"),
-        (500, r"fails again and again \(Error code: 500 .*\)\."),
+        (500, r"fails again and again \(Error code: 500 .*\)\. Check questions\.model, lower"),
         ("page", r"^questions\.address: .* answers in another form than OpenAI's\. Name the base"),
         ("form", r"^questions\.address: .* answers in another form than OpenAI's\."),
         ("json", r"^questions\.address: .* answers in another form than OpenAI's\."),
@@ -165,6 +165,25 @@ def test_a_wrong_key_model_or_address_is_the_users(language_server):
         replies(language_server, ["alpha beta"], model="other")
     with pytest.raises(InputError, match=r"^questions\.address: there is no answer from"):
         replies(language_server, ["alpha beta"], address="http://127.0.0.1:9/v1", retries=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"error": {"message": "no such model"}}, "Error code: 404 - no such model"),
+        ({"object": "error", "message": "no such model"}, "Error code: 404 - no such model"),
+        ({"error": "no such model"}, "Error code: 404 - no such model"),
+        ({"detail": "no such\nmodel"}, "Error code: 404 - no such model"),
+        ({"detail": [{"loc": "model"}]}, 'Error code: 404 - [{"loc": "model"}]'),
+        (b"no such model", "Error code: 404 - no such model"),
+        (b"", "Error code: 404"),
+    ],
+)
+def test_an_error_is_told_in_the_words_of_the_server(language_server, body, told):
+    language_server["faults"].append((404, body))
+    with pytest.raises(InputError) as refused:
+        replies(language_server, ["alpha beta"])
+    assert f"does not know `{MODEL}` ({told}). Name its model" in str(refused.value)
 
 
 def test_a_prompt_that_the_model_refuses_costs_that_reply_alone(language_server):

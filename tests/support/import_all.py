@@ -11,8 +11,8 @@ from pathlib import Path
 
 from module_graph import read_modules
 
-# Engines that a machine may have been set up without.
-OPTIONAL = ("horovod", "bigdl", "megatron", "mesh_tensorflow")
+# Libraries that a machine may have been set up without.
+OPTIONAL = ("horovod", "bigdl", "megatron", "mesh_tensorflow", "vllm")
 SECONDS = 600
 
 

@@ -34,11 +34,12 @@ def document_in(prompt: str) -> str:
 class LanguageServer(BaseHTTPRequestHandler):
     """Answers `chat/completions`; ``faults`` are taken first, one for each request.
 
-    A fault is a status, a status with seconds of `Retry-After`, or one of `cut`, `page`, `json`,
-    `form` and `slow`. ``refused`` are words of documents that the model does not take, ``broken``
-    those that it fails at. Without ``counts_tokens`` there is no `usage`. If there are ``limits``,
-    they are the names of the limit of a reply that the server knows. ``pauses`` holds the seconds
-    of each reply, if they count; ``sent`` the time of each reply, and its document.
+    A fault is a status, a status with seconds of `Retry-After` or with a body, or one of `cut`,
+    `page`, `json`, `form` and `slow`. ``refused`` are words of documents that the model does not
+    take, ``broken`` those that it fails at. Without ``counts_tokens`` there is no `usage`. If there
+    are ``limits``, they are the names of the limit of a reply that the server knows. ``pauses``
+    holds the seconds of each reply, if they count; ``sent`` the time of each reply, and its
+    document.
     """
 
     faults: list[Any]
@@ -88,8 +89,9 @@ class LanguageServer(BaseHTTPRequestHandler):
         """Sends a fault; a slow answer is none."""
         status, after = fault if isinstance(fault, tuple) else (fault, None)
         if isinstance(status, int):
-            headers = {} if after is None else {"Retry-After": str(after)}
-            self._send(status, {"error": {"message": "try again"}}, headers)
+            headers = {"Retry-After": str(after)} if isinstance(after, int) else {}
+            told = after if isinstance(after, bytes | dict) else {"error": {"message": "try again"}}
+            self._send(status, told, headers)
         elif fault == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "4000")
