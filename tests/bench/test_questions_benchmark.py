@@ -78,7 +78,7 @@ def test_an_oracle_is_measured_case_by_case(things, capsys):
             "mining": {"relative_margin": None, "negatives": 2},
             "scoring": {"encoder": "default"},
             "tokens": {"max_length": 32},
-            "lanes": {"granule": 4},
+            "lanes": {"granule": 5},
             "training": {"engine": "local", "framework": "torch", "workers": 1, "max_steps": 2},
         }
     )
