@@ -106,8 +106,8 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
-        check_keys(path, module, MODULE_KEYS)
         check_module(folder, path, module["type"], module["path"])
+        check_keys(path, module, MODULE_KEYS)
     return [(module_kind(module["type"]), module["path"]) for module in modules]
 
 
