@@ -290,6 +290,7 @@ EXPORTS = Registry(
         "onnx": "pipelines.exports.onnx:ONNX",
         "openvino": "pipelines.exports.openvino:OPENVINO",
         "model2vec": "pipelines.exports.model2vec:MODEL2VEC",
+        "router": "pipelines.exports.router:ROUTER_FORMAT",
     },
 )
 

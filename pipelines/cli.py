@@ -292,7 +292,9 @@ def search(
 
 @_command()
 def export(
-    to: Annotated[str, typer.Option("--to", help="Form: onnx, openvino, model2vec.")] = "onnx",
+    to: Annotated[
+        str, typer.Option("--to", help="Form: onnx, openvino, model2vec, router.")
+    ] = "onnx",
     model: Annotated[
         str | None,
         typer.Option(
@@ -302,6 +304,10 @@ def export(
     served: Annotated[
         bool, typer.Option("--served", help="Export the model in service (promotion.target).")
     ] = False,
+    documents: Annotated[
+        str | None,
+        typer.Option("--documents", help="Model of documents, for router. Default: teacher.model."),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("--output", help="Folder to write. Default: model-FORMAT."),

@@ -45,6 +45,7 @@ EXTRAS: Mapping[str, str] = {
     "pyspark": "spark",
     "qdrant_client": "qdrant",
     "scipy": "jobs",
+    "sentence_transformers": "export",
     "sentencex": "jobs",
     "sklearn": "evaluation",
     "tensorboardX": "tensorboard",

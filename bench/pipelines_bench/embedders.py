@@ -35,7 +35,9 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     places = {
         name: location(options[name]) for name in ("model", "calibration") if options.get(name)
     }
-    embedding_options = EmbeddingOptions(**{**options, **places})
+    # JSON has made a list of the tuple.
+    kinds = tuple(options["kinds"])
+    embedding_options = EmbeddingOptions(**{**options, **places, "kinds": kinds})
 
     def embed(start: int, stop: int) -> None:
         part = RowRange(f"part-{start:05d}", Path(texts), start, stop)

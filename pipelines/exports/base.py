@@ -33,7 +33,8 @@ _NOTHING = 1e-9
 class Source:
     """A model to export, as :func:`pipelines.models.folder.read_model` reads it.
 
-    ``digest`` is :func:`pipelines.models.identity.model_digest`.
+    ``digest`` is :func:`pipelines.models.identity.model_digest`. ``documents`` is the model of
+    documents, in a form of two models; the other then embeds queries.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Source:
     weights: Weights
     tokenizer: Tokenizer
     digest: str
+    documents: Source | None = None
 
     def before(self, name: str) -> str:
         """Return the prompt before queries or documents."""
@@ -59,6 +61,8 @@ class ExportFormat:
         usage: Yields lines of Markdown for the card: how each reader loads the folder.
         check: Refuses models without this form, by an InputError.
         int8: Why there is no int8; None if there is.
+        is_pair: Whether it holds two models; see :attr:`Source.documents`.
+        model_of: Returns the model whose embeddings a file of weights gives.
         facts: More for the record of an export.
         notes: Yields what an exact reader needs beyond the folder, for the terminal; given the
             compared texts and their embeddings.
@@ -70,6 +74,8 @@ class ExportFormat:
     usage: Callable[[Source, Mapping[str, Any]], Iterator[str]]
     check: Callable[[EncoderSpec], None] = lambda spec: None
     int8: str | None = None
+    is_pair: bool = False
+    model_of: Callable[[Source, str], Source] = lambda source, file: source
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Callable[[Path, Sequence[str], np.ndarray], Iterator[str]] = (
         lambda folder, texts, expected: iter(())

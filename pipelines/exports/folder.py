@@ -87,10 +87,15 @@ def write_reader_files(folder: Path, source: Source) -> None:
 def write_modules(folder: Path, modules: Sequence[tuple[str, str]]) -> None:
     """Write modules.json, with the class and the path of each module."""
     listed = [
-        {"idx": place, "name": str(place), "path": path, "type": f"{_MODULES}.{kind}"}
+        {"idx": place, "name": str(place), "path": path, "type": listed_type(kind)}
         for place, (kind, path) in enumerate(modules)
     ]
     storage.write_json(folder / MODULES_FILE, listed)
+
+
+def listed_type(kind: str) -> str:
+    """Return the class of a module by the name that every release reads."""
+    return f"{_MODULES}.{kind}"
 
 
 def write_prompts(folder: Path, source: Source) -> None:

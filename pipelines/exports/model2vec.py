@@ -47,6 +47,12 @@ def check(spec: EncoderSpec) -> None:
             f"model2vec holds static encoders alone, and this one is a {spec.kind}",
             "Export it to onnx or openvino, or train with `recipe: static`",
         )
+    if spec.dense:
+        raise InputError(
+            "--to",
+            "model2vec knows no dense layer behind the static embeddings",
+            "Export it to onnx or openvino, or train without encoder.output_width",
+        )
 
 
 def write(source: Source, folder: Path, int8: bool) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 from yaml import YAMLError
 
@@ -17,6 +18,7 @@ from pipelines import __version__
 from pipelines.catalog import EXPORTS
 from pipelines.errors import InputError, PipelineError
 from pipelines.exports.base import ExportFormat, Source, compare
+from pipelines.exports.pairs import check_found, found_texts
 from pipelines.exports.texts import CheckTexts, check_texts
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
@@ -24,14 +26,20 @@ from pipelines.files.locations import Location, is_within
 from pipelines.files.ownership import EXPORT, check_ours
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.models.folder import read_model
-from pipelines.models.identity import FIELD, model_digest
+from pipelines.models.identity import (
+    DOCUMENTS,
+    EXPORT_FILE,
+    FIELD,
+    FILES,
+    files_digest,
+    model_digest,
+)
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import UNLIMITED
 from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.tokens.start import NO_PROMPTS
 
-RECORD = "export.json"
 CARD = "README.md"
 LEAST = 0.9999
 """The least cosine of an fp32 file's embedding with the model's."""
@@ -94,24 +102,30 @@ def export_model(
     output: Location,
     to: str,
     *,
+    documents: Location | None = None,
     int8: bool = False,
     least_int8: float = LEAST_INT8,
 ) -> Exported:
     """Write a model in another form into a folder, once it is compared with the model.
 
     The settings name the corpus of the compared texts. An existing export is replaced.
+    ``documents`` is the second model of a form of two, which embeds documents.
 
     Raises:
         InputError: See :func:`check_export` and :func:`pipelines.models.folder.read_model`; or int8
-            moves a vector further than ``least_int8`` allows.
+            moves a vector further than ``least_int8`` allows; or two models do not fit together.
         PipelineError: The vectors differ, or the model was replaced meanwhile.
     """
     form = check_export(to, output, int8=int8)
-    if is_within(output.resolve(), model.resolve()):
-        problem = f"{output} lies in the model {model}, whose digest it would change"
-        raise InputError("--output", problem, "Name a folder beside it")
+    assert form.is_pair == (documents is not None), "as the form is"
+    models = [model] if documents is None else [model, documents]
+    for folder in models:
+        if is_within(output.resolve(), folder.resolve()):
+            problem = f"{output} lies in the model {folder}, whose digest it would change"
+            raise InputError("--output", problem, "Name a folder beside it")
     next_part("reading the model")
-    source = _read(model)
+    source, *second = map(_read, models)
+    source = replace(source, documents=second[0] if second else None)
     form.check(source.spec)
     texts = check_texts(config, source.spec.max_length)
     with storage.built_folder(output) as aside:
@@ -120,10 +134,11 @@ def export_model(
         next_part("comparing embeddings")
         exported = _compared(form, source, aside, precisions, texts)
         _check_fits(exported.files, least_int8)
-        storage.write_json(aside / RECORD, _record(to, form, source, exported))
+        storage.write_json(aside / EXPORT_FILE, _record(to, form, source, exported))
         storage.write_text(aside / CARD, _card(to, form, source, exported))
-        if model_digest(model) != source.digest:
-            raise PipelineError(f"{model} was replaced during its export: export it again")
+        for folder, read in zip(models, (source, *second), strict=True):
+            if model_digest(folder) != read.digest:
+                raise PipelineError(f"{folder} was replaced during its export: export it again")
     return Exported(**{**vars(exported), "folder": output, "model": model})
 
 
@@ -140,28 +155,44 @@ def _compared(
     precisions: Mapping[str, str],
     texts: CheckTexts,
 ) -> Exported:
-    # By the backend of `embed`: tables of vectors and this export are used together.
-    embed = load_embedder(source.folder, threads=os.cpu_count() or 1)
-    embed.prompts = NO_PROMPTS
-    expected = embed(list(texts.every))
+    expected = {source.digest: _expected(source, texts)}
+    notes: list[str] = []
+    if source.documents is not None:
+        expected[source.documents.digest] = of_documents = _expected(source.documents, texts)
+        found = found_texts(expected[source.digest], of_documents, texts)
+        check_found(found)
+        notes.append(str(found))
     files = {
         file: {
             "precision": precision,
             "bytes": _size(folder, file),
-            **asdict(compare(form.open(folder, file), texts, expected)),
+            **asdict(
+                compare(
+                    form.open(folder, file), texts, expected[form.model_of(source, file).digest]
+                )
+            ),
         }
         for file, precision in precisions.items()
     }
+    notes += form.notes(folder, texts.every, expected[source.digest])
     encoded = source.tokenizer.encode_batch_fast(list(texts.every))
     lengths = [min(len(text.ids), source.spec.max_length) for text in encoded]
     return Exported(
         folder=folder,
         model=folder,
         files=files,
-        texts=f"{len(expected)} texts, {len(texts.every) - len(texts.own)} {texts.origin}",
+        texts=f"{len(texts.every)} texts, {len(texts.every) - len(texts.own)} {texts.origin}",
         lengths=(min(lengths), max(lengths)),
-        notes=tuple(form.notes(folder, texts.every, expected)),
+        notes=tuple(notes),
     )
+
+
+def _expected(source: Source, texts: CheckTexts) -> np.ndarray:
+    """Return the embeddings of a model, fp32 [texts, width]."""
+    # By the backend of `embed`: tables of vectors and this export are used together.
+    embed = load_embedder(source.folder, threads=os.cpu_count() or 1)
+    embed.prompts = NO_PROMPTS
+    return embed(list(texts.every))
 
 
 def _size(folder: Path, file: str) -> int:
@@ -190,8 +221,12 @@ def _check_fits(files: Mapping[str, Mapping[str, Any]], least_int8: float) -> No
 
 
 def _record(to: str, form: ExportFormat, source: Source, exported: Exported) -> dict[str, Any]:
+    documents = source.documents
+    # The files are all there but this record; the digest leaves the card out.
+    second = {FIELD: documents.digest, FILES: files_digest(exported.folder)} if documents else None
     return {
         FIELD: source.digest,
+        **({DOCUMENTS: second} if second else {}),
         "runtime": to,
         "width": source.spec.embedding_width,
         "max_length": source.spec.max_length,
@@ -239,19 +274,26 @@ def _carried(folder: Path) -> dict[str, Any]:
 def _body(to: str, form: ExportFormat, source: Source, exported: Exported) -> Iterator[str]:
     spec = source.spec
     length = "whole texts" if spec.max_length == UNLIMITED else f"{spec.max_length:,} tokens"
-    yield from (f"# A sentence encoder for {to}", "")
+    title = "A pair of sentence encoders" if source.documents else f"A sentence encoder for {to}"
+    yield from (f"# {title}", "")
     yield f"It reads {length}, and gives {spec.embedding_width} numbers. An export of the model"
     yield f"with the digest `{source.digest}`."
+    if source.documents is not None:
+        yield f"Documents go through the model with the digest `{source.documents.digest}`."
+        licence = _carried(source.documents.folder).get("license")
+        yield f"Its licence is {licence}." if licence else "Its card names no licence."
     yield ""
     least, most = exported.lengths
-    yield f"Compared with that model on {exported.texts}, of {least} to {most:,} tokens:"
+    compared = f"{exported.texts}, of {least} to {most:,} tokens"
+    yield f"Compared with {'these models' if source.documents else 'that model'} on {compared}:"
     yield from ("", "| file | precision | MB | least cosine | mean |", "|---|---|--:|--:|--:|")
     for file, facts in exported.files.items():
         figures = f"{facts['least_cosine']:.6f} | {facts['mean_cosine']:.6f}"
         yield f"| `{file}` | {facts['precision']} | {facts['bytes'] / 1e6:.1f} | {figures} |"
     yield from ("", *exported.notes, *([""] if exported.notes else []))
     named = [(name, text) for name, text in spec.prompts.texts if text]
-    if named:
+    # A reader of two models knows which text has which prompt.
+    if named and source.documents is None:
         yield "Put the prompt of its kind before each text:"
         # As JSON: a prompt may have several lines.
         shown = (f"- {name}: `{json.dumps(text, ensure_ascii=False)}`" for name, text in named)

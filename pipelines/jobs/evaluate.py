@@ -40,7 +40,7 @@ from pipelines.jobs.base import Results, job, say_model, say_report
 from pipelines.jobs.report import draw_report
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import write_card
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import read_specs
 from pipelines.models.identity import FIELD, model_digest
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
@@ -139,8 +139,8 @@ def _check(config: Config, run: RunFolder) -> None:
     check_sets(config)
     # The driver of a cluster may lack what its executors have.
     if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
-        spec, _ = read_encoder(run.start if scores_pairs(config) else run.model)
-        choose_backend("auto", spec.kind)
+        specs = read_specs(run.start if scores_pairs(config) else run.model)
+        choose_backend("auto", *(spec.kind for spec in specs))
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from pipelines.jobs.base import Results, job
 from pipelines.progress import activity, say
 from pipelines.promotion.stage import model_in_service
 from pipelines.settings import Config
-from pipelines.tokens.start import default_start
+from pipelines.tokens.start import default_start, teacher_folder
 
+OF_DOCUMENTS = "--documents"
 DEFAULT = "default"
 """The name of the packaged start."""
 
@@ -24,6 +25,7 @@ def export(
     *,
     model: str | None = None,
     served: bool = False,
+    documents: str | None = None,
     output: str | None = None,
     int8: bool = False,
     least_cosine: float | None = None,
@@ -36,6 +38,7 @@ def export(
     Args:
         model: A model folder, or `default` for the packaged start. None: that of `run.folder`.
         served: Take the model in service in `promotion.target` instead.
+        documents: The model of documents, for `router`; None: `teacher.model`.
         output: The folder to write; None: `model-` and the format, in the working folder. An
             earlier export there is replaced.
         int8: Write the weights in int8 too.
@@ -49,13 +52,17 @@ def export(
     if served and model is not None:
         raise InputError("--model", "--served names a model too", "Leave one of the two out")
     target = location(output or f"model-{to}", config.storage).expanduser().absolute()
-    check_export(to, target, int8=int8)
+    form = check_export(to, target, int8=int8)
+    if documents is not None and not form.is_pair:
+        problem = f"`{to}` holds one model"
+        raise InputError(OF_DOCUMENTS, problem, "Leave it out, or export to router")
     with activity("exporting"):
         return export_model(
             config,
             _folder(config, model, served=served),
             target,
             to,
+            documents=_documents(config, documents) if form.is_pair else None,
             int8=int8,
             least_int8=LEAST_INT8 if least_cosine is None else least_cosine,
         )
@@ -78,10 +85,28 @@ def _folder(config: Config, model: str | None, *, served: bool) -> Location:
     return folder
 
 
+def _documents(config: Config, named: str | None) -> Location:
+    """Return the folder of the model of documents, the teacher by default."""
+    if named is None and config.teacher.model is None:
+        problem = "a Router holds a model for documents, too"
+        raise InputError(OF_DOCUMENTS, problem, "Name it, or set teacher.model")
+    if named == DEFAULT:
+        return default_start(OF_DOCUMENTS)
+    if named is None:
+        folder, key = teacher_folder(config), "teacher.model"
+    else:
+        folder, key = location(named, config.storage).expanduser().absolute(), OF_DOCUMENTS
+    folder = versions.current(folder)
+    if not folder.is_dir():
+        raise InputError(key, f"there is no model in {folder}", "Name a model folder")
+    return folder
+
+
 def command(
     config: Config,
     to: str,
     model: str | None,
+    documents: str | None,
     output: str | None,
     least_cosine: float | None,
     *,
@@ -94,6 +119,7 @@ def command(
         to,
         model=model,
         served=served,
+        documents=documents,
         output=output,
         int8=int8,
         least_cosine=least_cosine,

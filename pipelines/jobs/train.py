@@ -55,6 +55,7 @@ from pipelines.models.folder import (
     start_encoder,
     start_licence,
     weight_change,
+    without_output,
     write_encoder,
 )
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
@@ -334,14 +335,11 @@ def _write_start(folder: Location, prepared: PreparedFolder, config: Config) -> 
     place = RunFolder(folder).start
     if not place.is_dir():
         with activity("training", "writing the start encoder"):
-            start_state = load_checkpoint(folder, 0, lazily=True)
-            write_encoder(
-                place,
-                start_state.spec,
-                start_state.encoder_weights,
-                prepared.tokens.tokenizer,
-                start_card(start_state.spec, start_licence(config)),
-            )
+            state = load_checkpoint(folder, 0, lazily=True)
+            # A fresh layer is no part of what a model is compared with.
+            spec, weights = without_output(config.encoder, state.spec, state.encoder_weights)
+            card = start_card(spec, start_licence(config))
+            write_encoder(place, spec, weights, prepared.tokens.tokenizer, card)
 
 
 def train_steps(

@@ -33,6 +33,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|block)\.(\d+)\.")
 """The number of a weight's layer, in the names of the families of encoders."""
 _EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|wpe)\.")
 _MATRIX = ".weight"
+_DENSE = "dense."
+"""The prefix of the dense layers after pooling."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """The factors of a target in place of its ``.weight``, in `peft`'s names: the first maps a layer's
 input to few numbers, the second maps these to its output."""
@@ -65,7 +67,7 @@ def split(
     Raises:
         InputError: The encoder has fewer layers, there is no such target, or nothing is trained.
     """
-    frozen = _frozen_names(encoder, weights)
+    frozen, fresh = _frozen_names(encoder, weights), fresh_names(encoder, weights)
     lora = encoder.lora
     if not lora.rank:
         trained = {name: value for name, value in weights.items() if name not in frozen}
@@ -73,7 +75,10 @@ def split(
             raise InputError("encoder.freeze", "nothing is left to train", "Freeze fewer parts")
         return trained, Frozen(weights={name: weights[name] for name in weights if name in frozen})
     factors = _factors(_targets(encoder, weights, frozen), lora.rank, seed)
-    return factors, Frozen(weights=dict(weights), scale=lora.alpha / lora.rank)
+    # A layer that no checkpoint has is trained whole.
+    trained = factors | {name: weights[name] for name in weights if name in fresh}
+    kept = {name: value for name, value in weights.items() if name not in fresh}
+    return trained, Frozen(weights=kept, scale=lora.alpha / lora.rank)
 
 
 def effective(
@@ -115,6 +120,20 @@ def of_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in trained.items()
         if name.startswith(OBJECTIVE)
     }
+
+
+def fresh_names(encoder: EncoderSettings, names: Iterable[str]) -> set[str]:
+    """Return the names of the layer of ``encoder.output_width``: the last dense one."""
+    if encoder.output_width is None:
+        return set()
+    dense = [name for name in names if name.startswith(_DENSE)]
+    last = max(int(name.split(".")[1]) for name in dense)
+    return {name for name in dense if name.startswith(f"{_DENSE}{last}.")}
+
+
+def factors_of(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return LoRA's factors among the trained weights."""
+    return {name: value for name, value in trained.items() if name.endswith((DOWN, UP))}
 
 
 def layer_of(name: str) -> int | None:
@@ -211,9 +230,9 @@ def exports_adapter(encoder: EncoderSettings) -> bool:
     return encoder.lora.rank > 0 and encoder.lora.export == "adapter"
 
 
-def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> None:
+def check_names(stored_name: Callable[[str], str], trained: Mapping[str, Any]) -> None:
     """Refuse factors whose matrices `peft` would not find by their names in the model's files."""
-    for name in trained:
+    for name in factors_of(trained):
         module = name.removesuffix(DOWN).removesuffix(UP)
         if stored_name(f"{module}.weight") != f"{module}.weight":
             raise InputError(
@@ -232,21 +251,23 @@ def write_adapter(
 ) -> None:
     """Write an adapter of factors by name, whole or not at all; replace an existing folder.
 
+    Trained weights without factors are left out: the modules of ``model`` have them.
+
     Args:
         scale: Of the factors' products.
         model: A sentence-transformers folder of the merged model. All but its weights is copied:
             modules, tokenizer, prompts and card.
         base: The folder of the factors' base model, as users will find it.
     """
-    merged = local_folder(model)
+    merged, factors = local_folder(model), factors_of(trained)
     with storage.built_folder(folder) as aside:
         storage.copy_folder(merged, aside)
         _to_root(aside)
         for file in (file for pattern in _OF_THE_BASE for file in aside.glob(pattern)):
             file.unlink()
-        storage.write_json(aside / CONFIG_FILE, _config(trained, scale, str(base)))
+        storage.write_json(aside / CONFIG_FILE, _config(factors, scale, str(base)))
         save_weights(
-            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
+            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in factors.items()}
         )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import yaml
@@ -29,6 +29,7 @@ from pipelines.files.records import DAMAGED
 from pipelines.models.adaptation import (
     check_names,
     exports_adapter,
+    fresh_names,
     split,
 )
 from pipelines.models.architecture import (
@@ -49,18 +50,20 @@ from pipelines.models.lsa.modules import (
 )
 from pipelines.models.sentence_modules import WHOLE_COPY
 from pipelines.models.smaller import static_spec, static_weights, with_fewer_layers, with_layers
-from pipelines.models.spec import UNLIMITED, EncoderSpec
+from pipelines.models.spec import UNLIMITED, Dense, EncoderSpec
 from pipelines.models.start import folder_architecture, model_length
 from pipelines.models.weights import (
     TERMS,
     WEIGHT_FILE,
     Weights,
     check_weights,
+    fresh_arrays,
     random_weights,
     weight_shapes,
 )
 from pipelines.settings import Config, EncoderSettings
 from pipelines.tokens.model_files import PROMPT_KEYS, read_known
+from pipelines.tokens.router import SIDES, route_modules
 from pipelines.tokens.start import (
     MODULES_FILE,
     PROMPTS_FILE,
@@ -68,7 +71,7 @@ from pipelines.tokens.start import (
     check_vocabulary,
     configured_prompts,
     default_start,
-    folder_modules,
+    is_router,
     start_folder,
 )
 from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
@@ -153,6 +156,10 @@ LITTLE_KNOWN = ("weightedmean",)
 """Poolings in place of which a server may take another one without a word, as vLLM does."""
 _HEAD = ("pooling", "normalise")
 """Fields that the settings give a plain checkpoint."""
+_OUTPUT_STREAM = 2
+"""Of the random numbers of a seed: those of the layer of ``encoder.output_width``."""
+
+Spec = TypeVar("Spec", bound=EncoderSpec)
 
 
 def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, Weights]:
@@ -173,7 +180,8 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
         return spec, random_weights(spec, config.training.seed)
     start, weights = _read_start(config, folder)
     spec = _trained_spec(config, folder, start, vocabulary_size)
-    return spec, _kept_weights(config, folder, start, weights)
+    kept = _kept_weights(config, folder, start, weights)
+    return spec, {**kept, **_fresh_output(config, spec)}
 
 
 def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
@@ -199,7 +207,7 @@ def check_start(config: Config) -> None:
     start, weights = _read_start(config, folder)
     if config.tokens.vocabulary == "start":
         check_rows(folder, start)
-    spec = _smaller(config, start)
+    spec = with_output(config.encoder, _smaller(config, start))
     check_framework(architecture_of(spec), config)
     if spec is not start:
         # Names and shapes decide about the trained weights, so zeros without memory will do.
@@ -214,10 +222,11 @@ def check_start(config: Config) -> None:
         source.objective.check_width(spec.embedding_width)
 
 
-def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
+def read_encoder(folder: str | Location, side: str | None = None) -> tuple[EncoderSpec, Weights]:
     """Read a sentence-transformers folder or a plain Hugging Face checkpoint.
 
-    A plain checkpoint gets mean pooling and normalised embeddings.
+    A plain checkpoint gets mean pooling and normalised embeddings. Of a Router it is the encoder of
+    a side, one of :data:`~pipelines.tokens.router.SIDES`; None refuses a Router.
 
     Raises:
         InputError: With the key ``encoder.start``: the folder is of no registered architecture, is
@@ -225,7 +234,7 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
     """
     folder = local_folder(location(folder))
     try:
-        modules, of_terms = part_modules(folder_modules(folder))
+        modules, of_terms = part_modules(route_modules(folder, side))
         spec, weights = folder_architecture(folder, modules).folder.read(folder, modules)
         if of_terms:
             spec, weights = with_terms(spec, weights, read_terms(folder, of_terms))
@@ -239,23 +248,58 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
     return spec, weights
 
 
-def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]:
+def read_specs(folder: str | Location) -> list[EncoderSpec]:
+    """Read the encoder in a folder, or both of a Router; see :func:`read_encoder`."""
+    local = local_folder(location(folder))
+    specs = [read_encoder(local, side)[0] for side in _sides(local)]
+    check_one_width([spec.embedding_width for spec in specs])
+    return specs
+
+
+def encoder_kinds(folder: str | Location) -> tuple[str, ...]:
+    """Return the architecture of a model, or of a Router's encoders; reads no weights."""
+    local = local_folder(location(folder))
+    modules = (route_modules(local, side) for side in _sides(local))
+    return tuple(folder_architecture(local, of_side).spec.kind for of_side in modules)
+
+
+def _sides(folder: Path) -> tuple[str | None, ...]:
+    return SIDES if is_router(folder) else (None,)
+
+
+def check_one_width(widths: Sequence[int]) -> None:
+    """Refuse encoders of a Router whose embeddings cannot be compared.
+
+    Raises:
+        InputError: Their embeddings have several widths.
+    """
+    if len({*widths}) > 1:
+        raise InputError(
+            KEY,
+            f"the encoders of a Router give {' and '.join(map(str, widths))} numbers",
+            "Name a Router whose encoders give as many",
+        )
+
+
+def read_model(
+    folder: str | Location, side: str | None = None
+) -> tuple[EncoderSpec, Weights, Tokenizer]:
     """Read an encoder and its tokenizer; see :func:`read_encoder` and :func:`check_rows`."""
     folder = local_folder(location(folder))
-    spec, weights = read_encoder(folder)
+    spec, weights = read_encoder(folder, side)
     named = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
     if named != COSINE and not spec.normalise:
         logger.warning(
             "%s compares embeddings by %s, but sentence-pipelines by %s", folder, named, COSINE
         )
-    modules, _ = part_modules(folder_modules(folder))
+    modules, _ = part_modules(route_modules(folder, side))
     to_embed = architecture_of(spec).folder.to_embed(folder, modules, spec, weights)
-    return spec, to_embed, check_rows(folder, spec)
+    return spec, to_embed, check_rows(folder, spec, modules)
 
 
-def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
-    """Return the tokenizer of a folder; refuse tokens without a word embedding."""
-    tokenizer = load_tokenizer(folder, KEY)
+def check_rows(folder: Path, spec: EncoderSpec, modules: Modules | None = None) -> Tokenizer:
+    """Return the tokenizer of a folder, or of a route; refuse tokens without a word embedding."""
+    tokenizer = load_tokenizer(folder, KEY, modules)
     tokens = rows_needed(tokenizer)
     if tokens > spec.vocabulary:
         raise InputError(
@@ -321,22 +365,38 @@ def write_encoder(
     weights are fp32, in canonical names; the card is Markdown.
     """
     check_weights(spec, weights)
-    write = architecture_of(spec).folder.write
     with storage.built_folder(folder) as aside:
-        encoder, encoder_weights = without_terms(spec, weights)
-        modules = write(aside, encoder, encoder_weights, local_folder(tokenizer_folder))
-        if spec.lsa or getattr(spec, "pooling", None) in LITTLE_KNOWN:
-            modules = hide_transformer(aside, modules)
-        if spec.lsa:
-            modules += write_terms(aside, spec, weights[TERMS], len(modules))
-        if spec.normalise:
-            modules.append((NORMALISING, f"{len(modules)}_{NORMALISING}"))
-            (aside / modules[-1][1]).mkdir()
+        modules = write_encoder_modules(aside, spec, weights, local_folder(tokenizer_folder))
         storage.write_json(aside / MODULES_FILE, list(_listed(modules)))
         storage.write_json(
             aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": COSINE}
         )
         storage.write_text(aside / CARD_FILE, card)
+
+
+def write_encoder_modules(
+    folder: Path,
+    spec: EncoderSpec,
+    weights: Mapping[str, np.ndarray],
+    tokenizer_folder: Path,
+    *,
+    hidden: bool = False,
+) -> list[tuple[str, str]]:
+    """Write the modules of an encoder into an empty folder; return class and path of each.
+
+    ``hidden`` moves a transformer out of the folder's root; see :func:`hide_transformer`.
+    """
+    encoder, encoder_weights = without_terms(spec, weights)
+    write = architecture_of(spec).folder.write
+    modules = write(folder, encoder, encoder_weights, tokenizer_folder)
+    if hidden or spec.lsa or getattr(spec, "pooling", None) in LITTLE_KNOWN:
+        modules = hide_transformer(folder, modules)
+    if spec.lsa:
+        modules += write_terms(folder, spec, weights[TERMS], len(modules))
+    if spec.normalise:
+        modules.append((NORMALISING, f"{len(modules)}_{NORMALISING}"))
+        (folder / modules[-1][1]).mkdir()
+    return modules
 
 
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
@@ -382,7 +442,34 @@ def _trained_spec(
             _RESIZE,
         )
     length, prompts = model_length(config), configured_prompts(config)
-    return replace(_smaller(config, start), max_length=length, prompts=prompts)
+    spec = with_output(config.encoder, _smaller(config, start))
+    return replace(spec, max_length=length, prompts=prompts)
+
+
+def with_output(encoder: EncoderSettings, spec: Spec) -> Spec:
+    """Return a shape with the layer of ``encoder.output_width``, if it is set."""
+    if encoder.output_width is None:
+        return spec
+    layer = Dense(width=encoder.output_width, activation="identity")
+    return replace(spec, dense=(*spec.dense, layer))
+
+
+def without_output(
+    encoder: EncoderSettings, spec: EncoderSpec, weights: Mapping[str, np.ndarray]
+) -> tuple[EncoderSpec, Mapping[str, np.ndarray]]:
+    """Return an encoder as its start has it, without the layer of ``encoder.output_width``."""
+    fresh = fresh_names(encoder, weights)
+    if not fresh:
+        return spec, weights
+    kept = {name: value for name, value in weights.items() if name not in fresh}
+    return replace(spec, dense=spec.dense[:-1]), kept
+
+
+def _fresh_output(config: Config, spec: EncoderSpec) -> Weights:
+    """Return the weights of the layer of ``encoder.output_width``, if it is set."""
+    shapes = weight_shapes(spec)
+    fresh = {name: shapes[name] for name in shapes if name in fresh_names(config.encoder, shapes)}
+    return fresh_arrays(fresh, config.training.seed, _OUTPUT_STREAM) if fresh else {}
 
 
 def _smaller(config: Config, start: EncoderSpec) -> EncoderSpec:
@@ -408,7 +495,7 @@ def _kept_weights(config: Config, folder: Path, start: EncoderSpec, weights: Wei
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
     encoder = config.encoder
     architecture: Architecture = ARCHITECTURES.load(encoder.kind)
-    return architecture.spec(
+    spec = architecture.spec(
         vocabulary=vocabulary_size,
         hidden=encoder.hidden,
         normalise=encoder.normalise,
@@ -416,6 +503,7 @@ def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
         prompts=configured_prompts(config),
         **architecture.shape(encoder),
     )
+    return with_output(encoder, spec)
 
 
 def _refuse(folder: Path, problem: str) -> NoReturn:

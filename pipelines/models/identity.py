@@ -4,6 +4,9 @@ The digest is the SHA-256 of what `sha256sum` prints for the files of the folder
 a shell computes it, too (docs/guides/serving.md has the command). Tables, promotions, cards, MLflow
 and exports record it as ``model_digest``.
 
+A Router that `export` wrote holds a copy of the model that embeds its documents. Vectors of
+documents are that model's, so tables record its digest, and either folder may search them.
+
 Earlier releases had two other digests. :func:`is_digest_of` and :func:`has_made` recognise them, so
 no record is stale only by its age.
 """
@@ -19,10 +22,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, as_local
 from pipelines.files.run_folder import OBSERVATIONS
+from pipelines.tokens.start import DOCUMENT, QUERY
 from pipelines.tokens.vocabulary import changed_tokenizer
 
 CARD_FILE = "README.md"
@@ -33,6 +37,13 @@ BESIDE = (PROMOTION_FILE, OBSERVATIONS)
 """The files that a promotion puts beside those of a model."""
 LEFT_OUT = frozenset({CARD_FILE, *BESIDE})
 """The files of a model's folder outside of its digest, as are names that begin with a dot."""
+EXPORT_FILE = "export.json"
+"""The record of an export, beside its files."""
+DOCUMENTS, FILES = "documents", "files_digest"
+"""Of a Router: the field for the model of documents in its record, and the digest of its files
+but those of queries in there."""
+QUERY_FILES = f"{QUERY}_"
+"""The names of a Router's modules for queries begin so."""
 FIELD = "model_digest"
 """The field of the digest in every record."""
 _EARLIER_DIGITS = 16
@@ -83,6 +94,43 @@ def has_made(recorded: str, folder: Location) -> bool:
         left_out = (BESIDE, ()) if is_served else ((),)
         return any(recorded == digest_in_earlier_tables(local, names) for names in left_out)
     return False
+
+
+def digest_of_side(folder: Location, side: str) -> str:
+    """Return the digest in tables of a model, or of a Router's encoder for a side."""
+    known = documents_digest(folder) if side == DOCUMENT else None
+    return known or model_digest(folder)
+
+
+def has_embedded(recorded: str, folder: Location, side: str) -> bool:
+    """Return whether a table's digest is of the model in a folder, or of its encoder for a side."""
+    if has_made(recorded, folder):
+        return True
+    return side == DOCUMENT and recorded == documents_digest(folder)
+
+
+def documents_digest(folder: Location) -> str | None:
+    """Return the digest of the model that embeds a Router's documents, if its export names one.
+
+    It is unknown once a file of the Router differs, except those of queries.
+    """
+    local = local_folder(folder)
+    record = local / EXPORT_FILE
+    known = records.read_object(record).get(DOCUMENTS) if record.is_file() else None
+    if not isinstance(known, Mapping) or known.get(FILES) != files_digest(local):
+        return None
+    return recorded_digest(known)
+
+
+def files_digest(router: Location) -> str:
+    """Return the digest of a Router's files, but those of queries and of its export's record."""
+    return _digest(
+        {
+            name: found
+            for name, found in _sums(router).items()
+            if name != EXPORT_FILE and not name.startswith(QUERY_FILES)
+        }
+    )
 
 
 def digest_in_earlier_tables(folder: Location, without: Collection[str] = ()) -> str:

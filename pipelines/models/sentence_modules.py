@@ -93,9 +93,14 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
         read_known(folder / modules[-1][1] / CONFIG_FILE, NORMALIZE_KEYS)
     return {
         "pooling": _pooling(folder, folder / modules[1][1]),
-        "dense": tuple(_dense(folder, home) for home in _dense_homes(folder, modules)),
+        "dense": read_dense(folder, modules),
         "normalise": normalise,
     }
+
+
+def read_dense(folder: Path, modules: Modules) -> tuple[Dense, ...]:
+    """Return the dense layers of a folder, in their order."""
+    return tuple(_dense(folder, home) for home in _dense_homes(folder, modules))
 
 
 def transformer_home(folder: Path, modules: Modules) -> Path:
@@ -110,11 +115,9 @@ def transformer_home(folder: Path, modules: Modules) -> Path:
     return home
 
 
-def whole_weights(
-    folder: Path, modules: Modules, spec: EncoderSpec, transformer: Weights
-) -> Weights:
-    """Return the weights of a transformer and its dense layers, checked against the spec."""
-    weights = dict(transformer)
+def whole_weights(folder: Path, modules: Modules, spec: EncoderSpec, encoder: Weights) -> Weights:
+    """Return the weights of an encoder and its dense layers, checked against the spec."""
+    weights = dict(encoder)
     for number, home in enumerate(_dense_homes(folder, modules)):
         found = read_checkpoint(home)
         if found is None:
@@ -145,9 +148,16 @@ def write_head(
             "include_prompt": True,
         },
     )
-    width = spec.hidden
+    return modules + write_dense(folder, spec, weights, len(modules))
+
+
+def write_dense(
+    folder: Path, spec: EncoderSpec, weights: Mapping[str, np.ndarray], before: int
+) -> list[tuple[str, str]]:
+    """Write the dense layers after ``before`` modules; return class and path of each."""
+    modules, width = [], spec.hidden
     for number, layer in enumerate(spec.dense):
-        modules.append((DENSE, f"{len(modules)}_{DENSE}"))
+        modules.append((DENSE, f"{before + number}_{DENSE}"))
         _write_dense(folder / modules[-1][1], layer, width, number, weights)
         width = layer.width
     return modules

@@ -11,10 +11,10 @@ from pipelines.models.architecture import Architecture
 from pipelines.models.spec import UNLIMITED
 from pipelines.settings import Config
 from pipelines.settings.preparing import LONGEST_UNASKED
+from pipelines.tokens.router import route_modules
 from pipelines.tokens.start import (
     WITHOUT_LAYERS,
     check_vocabulary,
-    folder_modules,
     refusing_damage,
     start_folder,
 )
@@ -44,7 +44,7 @@ def start_architecture(config: Config) -> Architecture:
         named: Architecture = ARCHITECTURES.load(WITHOUT_LAYERS if without else config.encoder.kind)
         return named
     with refusing_damage(folder):
-        return folder_architecture(folder, folder_modules(folder))
+        return folder_architecture(folder, route_modules(folder, None))
 
 
 def model_length(config: Config) -> int:
@@ -82,7 +82,7 @@ def _start_lengths(config: Config) -> tuple[int, int]:
         architecture: Architecture = ARCHITECTURES.load(encoder.kind)
         return architecture.random_lengths(config.tokens.max_length)
     with refusing_damage(folder):
-        modules = folder_modules(folder)
+        modules = route_modules(folder, None)
         length, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
     # Without layers there are no positions.
     return length, UNLIMITED if encoder.keep_layers == 0 else most

@@ -114,8 +114,8 @@ def check_mlm(spec: EncoderSpec) -> None:
     if spec.dense:
         raise InputError(
             "objective.name",
-            "`mlm` does not train the dense layers after the pooling of the start",
-            "Set it to tsdae, or name a start without them",
+            "`mlm` does not train dense layers after the pooling",
+            "Set it to tsdae, or leave them out: encoder.output_width, or those of the start",
         )
 
 
@@ -179,8 +179,8 @@ def check_clm(spec: EncoderSpec) -> None:
     if spec.dense:
         raise InputError(
             "objective.name",
-            "`clm` does not train the dense layers after the pooling of the start",
-            "Name a start without them",
+            "`clm` does not train dense layers after the pooling",
+            "Leave them out: encoder.output_width, or those of the start",
         )
 
 

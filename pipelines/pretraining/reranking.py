@@ -86,6 +86,7 @@ def check(config: Config) -> None:
         "evaluation.reranker": (evaluation.reranker is not None, nothing),
         "encoder.lsa.dimensions": (config.encoder.lsa.dimensions > 0, zero),
         "encoder.lora.export": (config.encoder.lora.export == "adapter", "Set it to merged"),
+        "encoder.output_width": (config.encoder.output_width is not None, nothing),
         "encoder.keep_layers": (config.encoder.keep_layers == 0, "Keep at least one layer"),
         "encoder.max_length": (config.encoder.max_length == "corpus", "Name a number"),
         "training.start_share": (config.training.start_share != 0, zero),

@@ -26,7 +26,7 @@ from pipelines.losses.loss import Loss, TokenLoss
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.models.architecture import Architecture, Shapes, architecture_of
 from pipelines.models.checkpoint_files import read_checkpoint
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import read_encoder, with_output
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.start import start_architecture
 from pipelines.models.weights import WORDS, Weights, fresh_arrays, weight_shapes
@@ -198,7 +198,7 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
     _check_architecture(loss.name, token_loss, start_architecture(config))
     folder = start_folder(config)
     if folder is not None:
-        token_loss.check_spec(read_encoder(folder)[0])
+        token_loss.check_spec(with_output(config.encoder, read_encoder(folder)[0]))
     if tokenizer is not None:
         special_ids(config, tokenizer)
 

@@ -17,6 +17,7 @@ from pipelines.settings.capabilities import Asked, check_limits
 from pipelines.settings.checks import (
     check_dimensions,
     check_encoder,
+    check_kept_start,
     check_key_column,
     check_sources,
     check_teacher,
@@ -130,6 +131,7 @@ class Config(Settings):
         else:
             LOSSES.load(self.objective.name).check_with(self)
         check_training(self.training, self.encoder, self.evaluation)
+        check_kept_start(self.run, self.encoder)
         return self
 
     def _check_sources(self) -> None:

@@ -15,7 +15,10 @@ from pipelines.settings.encoder import EncoderSettings, LoraSettings
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.objective import ObjectiveSettings
 from pipelines.settings.preparing import START, TeacherSettings, TokenSettings
+from pipelines.settings.running import RunSettings
 from pipelines.settings.training import TrainingSettings
+
+_NOT_OF_START = "the start lacks the layer of encoder.output_width"
 
 
 def check_tokens(tokens: TokenSettings, encoder: EncoderSettings) -> None:
@@ -131,10 +134,14 @@ def check_training(
 
 
 def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
-    """Refuse a share of a random start, or one outside the export."""
+    """Refuse a share of random weights, or one outside the export."""
     if encoder.start == "random":
         raise InputError(
             "training.start_share", "random weights hold nothing to keep", "Leave it out"
+        )
+    if encoder.output_width is not None:
+        raise InputError(
+            "training.start_share", f"{_NOT_OF_START}, which a share would spoil", "Set it to 0"
         )
     if is_adapter:
         raise InputError(
@@ -142,6 +149,13 @@ def _check_share(encoder: EncoderSettings, is_adapter: bool) -> None:
             "the adapter holds trained weights only",
             "Leave it out, or set encoder.lora.export to merged",
         )
+
+
+def check_kept_start(run: RunSettings, encoder: EncoderSettings) -> None:
+    """Refuse a start that lacks a layer of the model in its place."""
+    if run.keep_start and encoder.output_width is not None:
+        problem = f"{_NOT_OF_START}, so it cannot be the model"
+        raise InputError("run.keep_start", problem, "Set it to false")
 
 
 def check_sharing(training: TrainingSettings) -> None:

@@ -74,6 +74,9 @@ class EncoderSettings(Settings):
     pooling: Literal["mean", "cls", "lasttoken", "weightedmean"] = "mean"
     """Pooling of a random start or a plain transformers checkpoint: `mean` of all tokens, `cls`
     (first token), `lasttoken` (decoders), `weightedmean` by position."""
+    output_width: int | None = Field(default=None, ge=1)
+    """Width of embeddings through a new Dense layer without activation after pooling, such as that
+    of a teacher ([asymmetric search](../guides/asymmetric.md)). Null: no such layer."""
     normalise: bool = True
     """Scale embeddings to length 1."""
     max_length: Annotated[int, Field(ge=8)] | Literal["corpus"] | None = Field(

@@ -34,6 +34,7 @@ FIXED = (
     "encoder.heads",
     "encoder.intermediate",
     "encoder.pooling",
+    "encoder.output_width",
     "encoder.normalise",
     "encoder.max_length",
     "encoder.prompts",

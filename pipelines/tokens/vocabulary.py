@@ -48,7 +48,8 @@ from pipelines.tokens.model_files import (
     tokenizer_class,
     written_options,
 )
-from pipelines.tokens.start import default_start, folder_modules, start_folder
+from pipelines.tokens.router import route_modules
+from pipelines.tokens.start import default_start, start_folder
 
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -290,13 +291,19 @@ def named_tokenizer(config: Config) -> Path:
     return local_folder(location(config.tokens.vocabulary, config.storage))
 
 
-def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenizer:
+def load_tokenizer(
+    folder: Location,
+    key: str = "tokens.vocabulary",
+    modules: Sequence[tuple[str, str]] | None = None,
+) -> Tokenizer:
     """Return the tokenizer of a tokenizer or model folder; it neither truncates nor pads.
+
+    ``modules`` are those of a Router's route; by default all of the folder.
 
     Raises:
         InputError: There is none, or its files contradict one another; names the setting `key`.
     """
-    tokenizer, _ = _read_files(key, local_folder(folder))
+    tokenizer, _ = _read_files(key, local_folder(folder), modules)
     return tokenizer
 
 
@@ -427,14 +434,17 @@ def _save_options(folder: Path, options: Mapping[str, Any], max_length: int) -> 
 
 def _home(folder: Path) -> Path:
     """Return the folder of the files: in a sentence-transformers folder, its first module."""
-    modules = folder_modules(folder)
+    modules = route_modules(folder, None)
     return folder / modules[0][1] if modules else folder
 
 
-def _read_files(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+def _read_files(
+    key: str, folder: Path, modules: Sequence[tuple[str, str]] | None = None
+) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the tokenizer in a folder, and the options beside it."""
     try:
-        return _tokenizer_in(key, folder)
+        named = route_modules(folder, None) if modules is None else modules
+        return _tokenizer_in(key, folder, named)
     except InputError:
         raise
     except Exception as error:
@@ -443,8 +453,10 @@ def _read_files(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
         raise InputError(key, problem, "Repair it, or name another folder") from error
 
 
-def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    home, modules = _home(folder), folder_modules(folder)
+def _tokenizer_in(
+    key: str, folder: Path, modules: Sequence[tuple[str, str]]
+) -> tuple[Tokenizer, dict[str, Any]]:
+    home = folder / modules[0][1] if modules else folder
     options: dict[str, Any] = {}
     # A module without layers takes tokenizer.json as it is.
     of_transformer = bool(modules) and modules[0][0] == TRANSFORMER

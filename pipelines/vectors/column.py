@@ -113,7 +113,7 @@ def options_in(session: SparkSession, options: EmbeddingOptions, backend: str) -
     is_int8 = options.precision == INT8
     # int8 products are for CPUs, whatever the tasks have.
     wanted = options.backend if is_int8 else backend_for(session, backend)
-    chosen = choose_backend(wanted, options.kind)
+    chosen = choose_backend(wanted, *options.kinds)
     return replace(options, threads=task_threads(session), backend=chosen)
 
 

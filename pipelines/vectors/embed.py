@@ -299,7 +299,7 @@ class EmbeddingJob:
             version,
             before if before is not None and before.is_whole else None,
             compare,
-            model_digest=self.options.model_sha256,
+            model_digest=self.options.made_by,
             keep=self.settings.keep_changes,
         )
 
@@ -431,7 +431,7 @@ def finish(
             "compare_by": "cosine" if options.is_quantised else None,
             "normalised": options.normalise,
             "model": str(options.model),
-            "model_digest": options.model_sha256,
+            "model_digest": options.made_by,
             "backend": plan.backend,
             "precision": plan.precision,
             "int8": plan.int8 and asdict(plan.int8),

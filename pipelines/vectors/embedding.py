@@ -28,8 +28,8 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, arrow_source, location
 from pipelines.files.versions import current
-from pipelines.models.folder import read_model
-from pipelines.models.identity import model_digest
+from pipelines.models.folder import encoder_kinds, read_model
+from pipelines.models.identity import digest_of_side, model_digest
 from pipelines.models.inference.backends import (
     GPU_BACKEND,
     INT8,
@@ -41,7 +41,8 @@ from pipelines.models.inference.backends import (
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
 from pipelines.settings import StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
-from pipelines.tokens.start import default_start
+from pipelines.tokens.router import side_of
+from pipelines.tokens.start import Prompts, default_start, read_prompts
 
 KEY = "embedding.model"
 PACKAGED = "default"
@@ -76,7 +77,9 @@ class EmbeddingOptions:
     Attributes:
         model: Model folder within reach of every executor; in a store, a version of it.
         model_sha256: Digest of the model's files: a replaced folder is thus loaded anew.
-        kind: Architecture of the model.
+        made_by: Digest of the model behind these vectors: in a Router perhaps that of its model of
+            documents, see :func:`~pipelines.models.identity.digest_of_side`.
+        kinds: Architectures of the model's encoders: two in a Router.
         hidden: Width of the model's embeddings, before ``dimensions`` cuts them.
         normalise: Whether the model scales embeddings to length 1.
         backend: See :func:`pipelines.models.inference.embedder.load_embedder`, also for
@@ -90,7 +93,8 @@ class EmbeddingOptions:
 
     model: Location
     model_sha256: str
-    kind: str
+    made_by: str
+    kinds: tuple[str, ...]
     hidden: int
     normalise: bool
     backend: str = "auto"
@@ -124,6 +128,21 @@ def _packaged() -> Path:
     return default_start(KEY)
 
 
+def prompts_of(model: str | Location) -> Prompts:
+    """Return the prompts of a model; see :func:`embedding_options`."""
+    try:
+        return read_prompts(local_folder(_existing(model)))
+    except InputError as error:
+        raise InputError(KEY, error.problem, error.remedy) from None
+
+
+def _existing(model: str | Location) -> Location:
+    folder = _packaged() if model == PACKAGED else location(model).expanduser().absolute()
+    if not folder.is_dir():
+        raise InputError(KEY, f"there is no folder {folder}", "Name a sentence-transformers folder")
+    return folder
+
+
 def embedding_options(
     model: str | Location,
     *,
@@ -137,16 +156,14 @@ def embedding_options(
 ) -> EmbeddingOptions:
     """Return options checked against the model; see :class:`EmbeddingOptions` for the arguments.
 
-    ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; ``dimensions`` None keeps
-    all.
+    ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; of a Router, the encoder
+    for this prompt must fit. ``dimensions`` None keeps all.
 
     Raises:
         InputError: The model is missing or narrower, or there is no such backend, precision, prompt
             or quantisation.
     """
-    folder = _packaged() if model == PACKAGED else location(model).expanduser().absolute()
-    if not folder.is_dir():
-        raise InputError(KEY, f"there is no folder {folder}", "Name a sentence-transformers folder")
+    folder = _existing(model)
     known = {"quantise": (quantise, QUANTISATIONS), "precision": (precision, PRECISIONS)}
     for name, (asked, names) in known.items():
         if asked not in names:
@@ -157,7 +174,8 @@ def embedding_options(
             "embedding.batch_tokens", f"{batch_tokens} is too small", "Set it to at least 1"
         )
     try:
-        spec, _, _ = read_model(folder)
+        spec, _, _ = read_model(folder, side_of(prompt_name))
+        kinds = encoder_kinds(folder)
     except InputError as error:
         raise InputError(KEY, error.problem, error.remedy) from None
     spec.prompts.before(prompt_name)
@@ -166,11 +184,16 @@ def embedding_options(
         problem = f"{dimensions} is not within the model's {width}"
         raise InputError("embedding.dimensions", problem, f"Choose a number from 1 to {width}")
     is_int8 = precision == INT8
-    chosen = backend_of_int8(backend, spec) if is_int8 else choose_backend(backend, spec.kind)
+    if is_int8 and len(kinds) > 1:
+        problem = f"{folder} is a Router of two encoders, which `int8` does not know"
+        raise InputError(PRECISION, problem, "Name the model of its documents, or choose auto")
+    chosen = backend_of_int8(backend, spec) if is_int8 else choose_backend(backend, *kinds)
+    local = local_folder(folder)
     return EmbeddingOptions(
         model=folder,
-        model_sha256=model_digest(local_folder(folder)),
-        kind=spec.kind,
+        model_sha256=model_digest(local),
+        made_by=digest_of_side(local, side_of(prompt_name)),
+        kinds=kinds,
         hidden=width,
         normalise=spec.normalise,
         backend=chosen,

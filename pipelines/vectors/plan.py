@@ -21,9 +21,10 @@ from pipelines.files.begun import begun_folders, check_places, discard_begun, ta
 from pipelines.files.locations import Location, as_local, location
 from pipelines.files.ownership import TABLE
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.identity import has_made
+from pipelines.models.identity import has_embedded
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
+from pipelines.tokens.router import side_of
 from pipelines.vectors.embedding import EmbeddingOptions, embedding_options, model_folder
 from pipelines.vectors.int8 import Int8Form
 from pipelines.vectors.parts import Constant, RowRange
@@ -227,14 +228,15 @@ def digest_known_in(folder: Location, options: EmbeddingOptions, stores: Storage
 
     A table of an earlier release keeps its digest, and so its vectors.
     """
+    side = side_of(options.prompt_name)
     for place in (versions.current(folder), *begun_folders(folder)):
         # A damaged plan is told once the work is chosen.
         with suppress(DamagedFileError):
             version = read_version(place, stores)
             known = version and version.plan.identity.get("embedding.model")
-            if isinstance(known, str) and has_made(known, options.model):
+            if isinstance(known, str) and has_embedded(known, options.model, side):
                 return known
-    return options.model_sha256
+    return options.made_by
 
 
 @dataclass(frozen=True)

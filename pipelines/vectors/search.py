@@ -20,7 +20,7 @@ import numpy as np
 from pipelines.arrow_columns import as_text
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
-from pipelines.models.identity import has_made
+from pipelines.models.identity import has_embedded
 from pipelines.models.inference.backends import INT8
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.rerankers.folder import Reranker
@@ -28,6 +28,7 @@ from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.parquet_parts import read_footers
 from pipelines.spark.tasks import collect_from_tasks
+from pipelines.tokens.router import side_of
 from pipelines.vectors.bm25 import (
     FUSED_RANKS,
     TextBlock,
@@ -39,7 +40,12 @@ from pipelines.vectors.bm25 import (
     weighted_fusion,
     word_statistics,
 )
-from pipelines.vectors.embedding import embedding_options, model_folder, shortened
+from pipelines.vectors.embedding import (
+    embedding_options,
+    model_folder,
+    prompts_of,
+    shortened,
+)
 from pipelines.vectors.exact import best_of_files, deal, search_table
 from pipelines.vectors.index import build_index, has_index, search_index
 from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, unit_length
@@ -217,9 +223,12 @@ def embed_queries(
     if named is None:
         problem = f"{table.folder} names no model"
         raise InputError("embedding.model", problem, "Name the model that made it")
-    options = embedding_options(model_folder(named, table.stores), backend=backend)
+    folder = model_folder(named, table.stores)
+    asking = prompts_of(folder).asking(table.prompt_name)
+    options = embedding_options(folder, backend=backend, prompt_name=asking)
     # Vectors of two models cannot be compared, although their cosines can be computed.
-    if table.model_sha256 is not None and not has_made(table.model_sha256, options.model):
+    made_by = table.model_sha256
+    if made_by is not None and not has_embedded(made_by, options.model, side_of(table.prompt_name)):
         raise InputError(
             "embedding.model",
             f"{table.folder} was made with another model than {options.model}",
@@ -229,7 +238,7 @@ def embed_queries(
     # searched on a processor without such numbers. Queries are few, so int8 would gain nothing.
     precision = "fp32" if table.precision in ("fp32", INT8) else "auto"
     embed = load_embedder(options.model, backend=options.backend, precision=precision)
-    vectors = embed(queries, embed.prompts.asking(table.prompt_name))
+    vectors = embed(queries, asking)
     return shortened(vectors, table.dimensions, normalise=options.normalise)
 
 

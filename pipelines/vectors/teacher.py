@@ -31,7 +31,7 @@ from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
 from pipelines.settings.preparing import START
 from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
-from pipelines.tokens.start import read_prompts, reads_alike, teacher_folder
+from pipelines.tokens.start import is_router, read_prompts, reads_alike, teacher_folder
 from pipelines.vectors.embed import embed_table
 from pipelines.vectors.embedding import embedding_options, refuse_int8, vectors_of
 from pipelines.vectors.nearest import unit_length
@@ -78,6 +78,12 @@ def check_teacher(config: Config) -> None:
         )
     except InputError as error:
         raise _renamed(error) from None
+    if is_router(local_folder(teacher_folder(config))):
+        raise InputError(
+            "teacher.model",
+            f"{config.teacher.model} is a Router of two encoders, and a student learns one",
+            "Name the model of its documents",
+        )
 
 
 def teacher_digest(config: Config) -> str | None:

@@ -115,7 +115,7 @@ def test_the_name_that_model2vec_gives_is_read(saved):
 
 def add_a_module(folder):
     modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 1, "name": "1", "path": "1_Dense", "type": "a.models.Dense"})
+    modules.append({"idx": 1, "name": "1", "path": "1_LSTM", "type": "a.models.LSTM"})
     storage.write_json(folder / "modules.json", modules)
 
 
@@ -133,7 +133,7 @@ def take_special_tokens(folder):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (add_a_module, "the modules StaticEmbedding, Dense"),
+        (add_a_module, "the modules StaticEmbedding, LSTM"),
         (map_tokens, "holds embedding.weight, mapping"),
         (take_special_tokens, r"adds no \[CLS\]"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),

@@ -107,17 +107,17 @@ def check_int8_here() -> None:
         )
 
 
-def choose_backend(name: str, kind: str | None = None) -> str:
+def choose_backend(name: str, *kinds: str) -> str:
     """Return the named backend; for ``auto`` the first installed one with a form.
 
-    The kind is the model's architecture; None if its fit is known.
+    The kinds are the architectures of the model's encoders; none if their fit is known.
 
     Raises:
         InputError: There is no such backend, it has no form of the architecture, or its package is
             not installed.
     """
     wanted = [*BACKENDS] if name == "auto" else [BACKENDS.check(name)]
-    if kind is not None:
+    for kind in kinds:
         architecture = ARCHITECTURES.load(kind)
         if name != "auto":
             architecture.check_form(name, BACKENDS.key, BACKENDS)

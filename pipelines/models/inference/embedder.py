@@ -7,14 +7,16 @@ batches of similar length.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models.folder import read_model
+from pipelines.models.folder import check_one_width, read_model
 from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import (
     BATCH_TOKENS,
@@ -24,7 +26,8 @@ from pipelines.models.inference.batches import (
     text_column,
 )
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
-from pipelines.tokens.start import NO_PROMPTS, Prompts
+from pipelines.tokens.router import side_of
+from pipelines.tokens.start import DOCUMENT, NO_PROMPTS, Prompts, is_router, read_prompts
 
 GPU_BATCH_TOKENS = 65536
 
@@ -43,11 +46,16 @@ class TextEmbedder:
         batch_tokens: int,
         prompts: Prompts = NO_PROMPTS,
     ) -> None:
-        self.hidden = hidden
+        self._hidden = hidden
         self.prompts = prompts
         self._encoder = encoder
         self._embed_tokens = embed_tokens
         self._batch_tokens = batch_tokens
+
+    @property
+    def hidden(self) -> int:
+        """Width of the embeddings."""
+        return self._hidden
 
     def __call__(
         self, texts: Sequence[str] | pa.StringArray, prompt_name: str | None = None
@@ -77,6 +85,35 @@ class TextEmbedder:
         return self(texts, self.prompts.sides[1])
 
 
+class RoutedEmbedder(TextEmbedder):
+    """Embeds queries by one encoder of a Router, and all other texts by the other.
+
+    An encoder is loaded for its first text: a search then does without that of the documents.
+    """
+
+    def __init__(self, load: Callable[[str], TextEmbedder], prompts: Prompts) -> None:
+        self.prompts = prompts
+        self._load = load
+        self._loaded: dict[str, TextEmbedder] = {}
+
+    def __call__(
+        self, texts: Sequence[str] | pa.StringArray, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Embed texts by the encoder of their prompt; see :class:`TextEmbedder`."""
+        return self._of_side(side_of(prompt_name))(texts, prompt_name)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the embeddings."""
+        return self._of_side(DOCUMENT).hidden
+
+    def _of_side(self, side: str) -> TextEmbedder:
+        if side not in self._loaded:
+            self._loaded[side] = self._load(side)
+            check_one_width([embed.hidden for embed in self._loaded.values()])
+        return self._loaded[side]
+
+
 def load_embedder(
     folder: str | Location,
     *,
@@ -87,7 +124,7 @@ def load_embedder(
     batch_tokens: int | None = None,
     calibration: bytes | None = None,
 ) -> TextEmbedder:
-    """Load a folder that :func:`~pipelines.models.folder.read_model` reads. Runs on an executor.
+    """Load a model folder, perhaps of a Router. Runs on an executor.
 
     For backend, threads, precision, device and calibration see :func:`.token_embedder`.
     ``batch_tokens`` are those of a forward pass; by default they suit the device.
@@ -96,7 +133,32 @@ def load_embedder(
         InputError: The folder holds no encoder that can be read, or the backend is missing.
     """
     folder = local_folder(location(folder))
-    spec, weights, tokenizer = read_model(folder)
+    load = partial(
+        _load,
+        folder,
+        backend=backend,
+        threads=threads,
+        precision=precision,
+        device=device,
+        batch_tokens=batch_tokens,
+        calibration=calibration,
+    )
+    return RoutedEmbedder(load, read_prompts(folder)) if is_router(folder) else load(None)
+
+
+def _load(
+    folder: Path,
+    side: str | None,
+    *,
+    backend: str,
+    threads: int,
+    precision: str,
+    device: str,
+    batch_tokens: int | None,
+    calibration: bytes | None,
+) -> TextEmbedder:
+    """Load a model, or one side of a Router; see :func:`load_embedder`."""
+    spec, weights, tokenizer = read_model(folder, side)
     # The library would otherwise start a thread for every core of the machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
     embed_tokens = token_embedder(

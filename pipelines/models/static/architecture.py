@@ -23,6 +23,7 @@ from pipelines.models.architecture import (
     Lengths,
     Modules,
 )
+from pipelines.models.sentence_modules import DENSE, read_dense, whole_weights, write_dense
 from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.weights import (
     WEIGHT_FILE,
@@ -52,7 +53,7 @@ _ROWS, _FACTORS = "mapping", "weights"
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSpec(EncoderSpec):
-    """Static token embeddings, with the word embedding as their only weights.
+    """Static token embeddings, with the word embedding as their only weights before dense layers.
 
     A text's embedding is the mean of its tokens' vectors without the first and the last token's
     ([CLS] and [SEP]). A text of no other tokens has zeros. Source: Wieting, Bansal, Gimpel and
@@ -71,12 +72,13 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
     """Read a folder whose first module is a StaticEmbedding.
 
     Raises:
-        InputError: With the key ``encoder.start``: further modules than Normalize, weights other
-            than one matrix, or a tokenizer without a special token at either end.
+        InputError: With the key ``encoder.start``: further modules than Dense and Normalize,
+            weights other than one matrix, or a tokenizer without a special token at either end.
     """
     (_, path), *later_modules = modules
     kinds = [kind for kind, _ in later_modules]
-    if kinds not in ([], [NORMALISING]):
+    layers = [DENSE] * kinds.count(DENSE)
+    if kinds not in (layers, [*layers, NORMALISING]):
         raise _refusal(folder, f"has the modules {', '.join([STATIC_MODULE, *kinds])}")
     home = folder / path
     for file in (WEIGHT_FILE, TOKENIZER_FILE):
@@ -84,22 +86,23 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
             raise _refusal(folder, f"has no {file} for its {STATIC_MODULE}")
     weights = load_weights(home / WEIGHT_FILE)
     words = _word_rows(folder, weights)
-    if special_ends(load_tokenizer(folder)) != (1, 1):
+    if special_ends(load_tokenizer(folder, modules=modules)) != (1, 1):
         raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
     spec = StaticSpec(
         vocabulary=words.shape[0],
         hidden=words.shape[1],
+        dense=read_dense(folder, modules),
         normalise=NORMALISING in kinds,
         max_length=_length(home),
         prompts=read_prompts(folder),
     )
-    return spec, {WORDS: words}
+    return spec, whole_weights(folder, modules, spec, {WORDS: words})
 
 
 def write(
     folder: Path, spec: StaticSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
 ) -> list[tuple[str, str]]:
-    """Write the module; return its class and path."""
+    """Write the module and the dense layers after it; return class and path of each."""
     home = folder / _FOLDER
     home.mkdir()
     copy_tokenizer(tokenizer_folder, home, spec.max_length)
@@ -109,7 +112,8 @@ def write(
         tokenizer.enable_truncation(spec.max_length - ENDS)
     tokenizer.save(str(home / TOKENIZER_FILE))
     save_weights(home / WEIGHT_FILE, {_NAMES[0]: weights[WORDS]})
-    return [(STATIC_MODULE, _FOLDER)]
+    modules = [(STATIC_MODULE, _FOLDER)]
+    return modules + write_dense(folder, spec, weights, len(modules))
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
