@@ -57,8 +57,6 @@ SEEDS = (0, 1, 2)
 PAIRS, NEGATIVES, SCORES, RERANKER = "pairs", "negatives", "scores", "reranker"
 CASES = (PAIRS, NEGATIVES, SCORES, RERANKER)
 _HALVES = 2
-_PER_QUERY = 10
-"""Most documents of a query to learn from: a few queries of npl have more than fifty."""
 DOCUMENTS = "documents.parquet"
 _IN_BATCH = {"name": "in_batch_negatives"}
 
@@ -114,10 +112,29 @@ class Judged:
             relevant,
         )
 
-    def half(self, number: int) -> list[str]:
-        """Return the queries of a half, which hashes of their ids decide."""
-        drawn = sorted(self.queries, key=lambda key: hashlib.sha256(key.encode()).digest())
-        return drawn[number::_HALVES]
+    def group(self, query: str) -> str:
+        """Return what queries with the same relevant documents share."""
+        return " ".join(sorted(self.relevant[query]))
+
+    def halves(self) -> tuple[list[str], list[str]]:
+        """Return the queries as two halves, which hashes decide; neither parts a group.
+
+        Queries with the same words are one group, too.
+        """
+        leaders: dict[str, str] = {}
+
+        def leader(name: str) -> str:
+            while (found := leaders.setdefault(name, name)) != name:
+                name = found
+            return name
+
+        for query, text in self.queries.items():
+            leaders[leader(f"text {text.casefold()}")] = leader(self.group(query))
+        halves: tuple[list[str], list[str]] = ([], [])
+        for query in self.queries:
+            drawn = hashlib.sha256(leader(self.group(query)).encode()).digest()[0]
+            halves[drawn % _HALVES].append(query)
+        return halves
 
 
 def measure(
@@ -209,7 +226,7 @@ def _folds(config: Config, judged: Judged, home: Path) -> Iterator[Fold]:
     if config.questions.model is not None:
         yield Fold(None, judged.folder)
         return
-    halves = [judged.half(number) for number in range(_HALVES)]
+    halves = judged.halves()
     for number, (learned, measured) in enumerate((halves, halves[::-1])):
         questions = home / f"questions-{number}.parquet"
         _write_questions(questions, judged, learned)
@@ -222,7 +239,7 @@ def _write_questions(path: Path, judged: Judged, queries: Iterable[str]) -> None
     rows = [
         {"anchor": judged.queries[query], "positive": judged.texts[document], "group": query}
         for query in queries
-        for document in judged.relevant[query][:_PER_QUERY]
+        for document in judged.relevant[query]
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
@@ -233,8 +250,7 @@ def _write_measured(folder: Path, judged: Judged, queries: Sequence[str]) -> Non
     # A link would be refused: the set is compared with the training pairs.
     shutil.copyfile(judged.folder / "corpus.jsonl", folder / "corpus.jsonl")
     rows = (
-        {"_id": key, "text": judged.queries[key], "group": " ".join(sorted(judged.relevant[key]))}
-        for key in queries
+        {"_id": key, "text": judged.queries[key], "group": judged.group(key)} for key in queries
     )
     (folder / "queries.jsonl").write_text(
         "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
@@ -265,15 +281,15 @@ def _tree(config: Config, fold: Fold, home: Path) -> dict[str, Any]:
 
 
 def _make_triplets(config: Config, fold: Fold, cases: Sequence[str]) -> int:
-    """Ask where nobody has, mine and score; return the number of questions."""
-    count = (
-        pq.read_metadata(fold.questions).num_rows if fold.questions else pipelines.ask(config).rows
-    )
+    """Ask where nobody has, mine and score; return the number of distinct questions."""
+    if fold.questions is None:
+        pipelines.ask(config)
     if set(cases) - {PAIRS}:
         pipelines.mine(config)
     if SCORES in cases:
         pipelines.score(config)
-    return count
+    asked = pq.read_table(config.mining.inputs[0], columns=["anchor"])
+    return len(asked["anchor"].unique())
 
 
 def _of_case(tree: Mapping[str, Any], case: str, seed: int) -> dict[str, Any]:

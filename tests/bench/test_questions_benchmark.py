@@ -25,12 +25,23 @@ def things(tmp_path):
     return write_set(tmp_path / "things", documents, queries, qrels)
 
 
-def test_halves_share_no_query_and_leave_none_out(things):
+def test_halves_part_no_group_and_leave_no_query_out(things):
     judged = Judged.read(things)
-    first, second = judged.half(0), judged.half(1)
-    assert not {*first} & {*second}
-    assert {*first, *second} == {f"q{n}" for n in range(40)}
+    first, second = judged.halves()
+    assert sorted([*first, *second]) == sorted(f"q{n}" for n in range(40))
     assert min(len(first), len(second)) > 10
+    groups = [{judged.group(query) for query in half} for half in (first, second)]
+    assert not groups[0] & groups[1]
+
+
+def test_queries_of_the_same_words_are_in_one_half(things):
+    asked = [json.loads(line) for line in (things / "queries.jsonl").open()]
+    for number, row in enumerate(asked):
+        row["text"] = f"What of {number % 4}" if number % 2 else f"what of {number % 4}"
+    (things / "queries.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    judged = Judged.read(things)
+    texts = [{judged.queries[query].casefold() for query in half} for half in judged.halves()]
+    assert not texts[0] & texts[1]
 
 
 def test_an_oracle_asks_by_one_half_and_the_other_measures(things, tmp_path):
