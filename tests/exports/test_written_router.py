@@ -17,10 +17,11 @@ from pipelines.exports.router import check_pair, joined_prompts
 from pipelines.exports.stage import export_model
 from pipelines.exports.texts import CheckTexts
 from pipelines.files.ownership import EXPORT, check_ours
-from pipelines.models.folder import read_encoder, write_encoder
+from pipelines.models.folder import named_width, read_encoder, write_encoder
 from pipelines.models.identity import documents_digest, model_digest
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import Dense
+from pipelines.tokens.router import SIDES, route_modules
 from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
 
 TEXTS = ["the model reads text", "", "return the value of a file", "日本語"]
@@ -87,6 +88,16 @@ def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, sett
     np.testing.assert_allclose(again.queries(TEXTS), embed.queries(TEXTS), atol=1e-5)
     np.testing.assert_allclose(again.documents(TEXTS), embed.documents(TEXTS), atol=1e-5)
     assert documents_digest(tmp_path / "again") is None
+
+
+def test_modules_name_the_width_of_their_model(pair, lexical):
+    wider, words = lexical
+    widths = [
+        (named_width(folder, route_modules(folder, side)), read_encoder(folder, side)[0])
+        for folder in (pair.queries, pair.documents, pair.router, wider, words)
+        for side in SIDES
+    ]
+    assert [named for named, _ in widths] == [spec.embedding_width for _, spec in widths]
 
 
 def test_prompts_are_of_the_side(pair):

@@ -153,13 +153,27 @@ def test_widths_that_differ_are_refused(pair, router):
         types={**known["types"], "query_1_Dense": "sentence_transformers.models.Dense"},
         structure={**known["structure"], "query": route},
     )
-    refused = r"the encoders of a Router give 8 and 64 numbers"
+    refused = r"the encoders of the Router .*router give 8 and 64 numbers\. Name a Router whose"
     with pytest.raises(InputError, match=refused):
         read_specs(router)
+    # Also where a job would load one of them alone.
+    for prompt in ("query", "document"):
+        with pytest.raises(InputError, match=rf"^embedding\.model: {refused}"):
+            embedding_options(router, prompt_name=prompt)
     embed = load_embedder(router)
     embed.queries(TEXTS)
     with pytest.raises(InputError, match=refused):
         embed.documents(TEXTS)
+
+
+def test_widths_are_compared_without_weights(router):
+    (router / "document_0_Transformer" / "model.safetensors").write_bytes(b"")
+    assert embedding_options(router, prompt_name="query").hidden == 64
+    pooling = router / "document_1_Pooling" / "config.json"
+    known = json.loads(pooling.read_text())
+    pooling.write_text(json.dumps({key: known[key] for key in known if "dimension" not in key}))
+    with pytest.raises(InputError, match=r"^embedding\.model: .* has a damaged model\.safetensors"):
+        embedding_options(router, prompt_name="query")
 
 
 def test_documents_have_the_digest_of_their_model_until_a_file_differs(pair, router):
