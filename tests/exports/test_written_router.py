@@ -111,6 +111,9 @@ def test_prompts_are_of_the_side(pair):
     joined = joined_prompts(queries, replace(documents, default="query"))
     assert (joined.before(), joined.before(QUERY)) == ("q: ", "ask: ")
     assert not any(joined_prompts(Prompts(), Prompts()).to_json()["prompts"].values())
+    # A model without prompts of sides reads queries by its default.
+    joined = joined_prompts(Prompts((("any", "a: "),), "any"), documents)
+    assert (joined.before(QUERY), joined.before()) == ("a: ", "o: ")
 
 
 def test_models_that_do_not_fit_are_refused(pair, lexical):
@@ -120,6 +123,10 @@ def test_models_that_do_not_fit_are_refused(pair, lexical):
     with pytest.raises(InputError, match=r"^--model: .* lexical \(LSA\) features, which no docu"):
         check_pair(words, wider)
     check_pair(wider, words)
+    documents = source_of(pair.documents)
+    unnamed = replace(documents.spec, prompts=Prompts((("any", "a: "),), "any"))
+    with pytest.raises(InputError, match=r"^--documents: .* has only a default prompt, and a .*Add"):
+        check_pair(queries, replace(documents, spec=unnamed))
 
 
 def test_unrelated_vectors_are_refused():
@@ -138,7 +145,7 @@ def test_unrelated_vectors_are_refused():
     assert found_texts(np.ones_like(vectors), np.ones_like(vectors), texts).found == 60
 
 
-def test_the_model_of_documents_is_named_or_the_teacher(pair, settings, tmp_path, capsys):
+def test_the_model_of_documents_is_named_or_the_teacher(pair, lexical, settings, tmp_path):
     asked = {"model": str(pair.queries), "output": str(tmp_path / "out")}
     with pytest.raises(InputError, match=r"^--documents: a Router holds a model for documents, to"):
         pipelines.export(settings, "router", **asked)
@@ -148,6 +155,9 @@ def test_the_model_of_documents_is_named_or_the_teacher(pair, settings, tmp_path
         pipelines.export(settings, "onnx", documents=str(pair.documents), **asked)
     with pytest.raises(InputError, match=r"^--int8: a Router holds the weights in fp32"):
         pipelines.export(settings, "router", int8=True, **asked)
+    wide = settings.changed("teacher", model=str(lexical[0]))
+    with pytest.raises(InputError, match=r"^teacher\.model: .* gives 30 numbers, and .*gives 16\."):
+        pipelines.export(wide, "router", **asked)
     taught = settings.changed("teacher", model=str(tmp_path / "gone"))
     with pytest.raises(InputError, match=r"^teacher\.model: there is no model in .*gone"):
         pipelines.export(taught, "router", **asked)

@@ -14,6 +14,7 @@ from pipelines.errors import InputError
 from pipelines.files.locations import location
 from pipelines.models.folder import check_start, encoder_kinds, read_encoder, read_model, read_specs
 from pipelines.models.identity import (
+    EXPORT_FILE,
     documents_digest,
     has_embedded,
     model_digest,
@@ -192,6 +193,13 @@ def test_documents_have_the_digest_of_their_model_until_a_file_differs(pair, rou
     edit(router / "document_0_Transformer" / "config.json", note=1)
     assert documents_digest(router) is None
     assert embedding_options(pair.documents).made_by == of_documents
+
+
+def test_a_record_of_that_name_in_a_plain_model_is_the_users(pair, tmp_path):
+    plain = shutil.copytree(pair.documents, tmp_path / "plain")
+    (plain / EXPORT_FILE).write_text("[]")
+    assert documents_digest(plain) is None
+    assert embedding_options(plain).made_by == model_digest(plain)
 
 
 @pytest.fixture(scope="module")
