@@ -36,7 +36,14 @@ def pair(model, tmp_path_factory):
 def few(monkeypatch):
     """Texts that take little time to compare."""
     texts = CheckTexts(("", "a b"), ("the model", "return text"), ("value " * 40,), "of the test")
-    monkeypatch.setattr("pipelines.exports.stage.check_texts", lambda config, length: texts)
+    lengths = []
+
+    def check_texts(config, length):
+        lengths.append(length)
+        return texts
+
+    monkeypatch.setattr("pipelines.exports.stage.check_texts", check_texts)
+    return lengths
 
 
 @pytest.fixture
@@ -53,9 +60,10 @@ def lexical(pair, model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("kind", ["static", "lexical"])
-def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, settings, tmp_path):
+def test_the_library_sends_each_side_through_its_model(
+    kind, pair, lexical, settings, tmp_path, few
+):
     from sentence_transformers import SentenceTransformer
 
     queries, documents = lexical if kind == "lexical" else (pair.queries, pair.documents)
@@ -79,6 +87,12 @@ def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, sett
     assert documents_digest(out) == model_digest(documents)
     card = (out / "README.md").read_text()
     assert model_digest(documents) in card
+    # Long texts are compared, too, where only documents are read to their end.
+    long = read_encoder(documents)[0].max_length
+    assert record["documents"]["max_length"] == long
+    assert few == [max(record["max_length"], long)]
+    named = "whole texts" if kind == "static" else f"{long} tokens"
+    assert f"It reads whole texts of a query and {named} of a document, and gives " in card
     assert "model.encode_query" in card
     # It may replace itself.
     check_ours("--output", out, EXPORT, whole=True)
@@ -125,24 +139,23 @@ def test_models_that_do_not_fit_are_refused(pair, lexical):
     check_pair(wider, words)
     documents = source_of(pair.documents)
     unnamed = replace(documents.spec, prompts=Prompts((("any", "a: "),), "any"))
-    with pytest.raises(InputError, match=r"^--documents: .* has only a default prompt, and a .*Add"):
+    with pytest.raises(InputError, match=r"^--documents: .* has only a default prompt, and .*Add"):
         check_pair(queries, replace(documents, spec=unnamed))
 
 
 def test_unrelated_vectors_are_refused():
-    texts = CheckTexts(("own",), tuple(f"text {n}" for n in range(60)), ("long",), "of the test")
-    vectors = np.random.default_rng(1).standard_normal((62, 24)).astype(np.float32)
-    others = np.random.default_rng(2).standard_normal((62, 24)).astype(np.float32)
-    near = found_texts(vectors + others / 8, vectors, texts)
+    vectors = np.random.default_rng(1).standard_normal((60, 24)).astype(np.float32)
+    others = np.random.default_rng(2).standard_normal((60, 24)).astype(np.float32)
+    near = found_texts(vectors + others / 8, vectors)
     assert (near.found, near.texts) == (60, 60)
     assert near.mean_cosine > 0.9
     check_found(near)
-    far = found_texts(others, vectors, texts)
-    with pytest.raises(InputError, match=r"^--documents: .* of 60 texts find themselves .*nothing"):
+    far = found_texts(others, vectors)
+    with pytest.raises(InputError, match=r"^--documents: .* of 60 texts find themselves .*unrel"):
         check_found(far)
     # Too few texts to tell, and equal texts, which find one another.
     check_found(FoundTexts(0, 49, 0.0))
-    assert found_texts(np.ones_like(vectors), np.ones_like(vectors), texts).found == 60
+    assert found_texts(np.ones_like(vectors), np.ones_like(vectors)).found == 60
 
 
 def test_the_model_of_documents_is_named_or_the_teacher(pair, lexical, settings, tmp_path):
