@@ -137,6 +137,14 @@ def test_modules_of_other_code_or_outside_are_refused(router):
         read_encoder(router, "query")
 
 
+def test_the_damaged_file_is_named(router):
+    (router / "modules.json").write_text("{")
+    with pytest.raises(
+        InputError, match=r"^encoder\.start: .*/modules\.json is damaged \(.*\)\. Re"
+    ):
+        read_prompts(router)
+
+
 def test_widths_that_differ_are_refused(pair, router):
     known = json.loads((router / ROUTER_FILE).read_text())
     narrow = {"in_features": 64, "out_features": 8, "bias": False}
