@@ -1,4 +1,4 @@
-"""Two models for one search: do the queries of the first find the documents of the second?"""
+"""The check of two models for one search: the first embeds queries, the second documents."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.exports.texts import CheckTexts
 from pipelines.vectors.nearest import unit_length
 
 LEAST_FOUND = 0.1
 """Share of the texts. Two models of unrelated vectors find one text, whatever their number."""
 FEWEST = 50
-"""Texts that tell something."""
+"""The fewest texts for a verdict."""
 _EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
 class FoundTexts:
-    """How many texts are nearest to themselves, embedded by one model each; and their cosine."""
+    """Number of texts whose own document is the nearest one to them, and their mean cosine."""
 
     found: int
     texts: int
@@ -32,10 +31,9 @@ class FoundTexts:
         )
 
 
-def found_texts(queries: np.ndarray, documents: np.ndarray, texts: CheckTexts) -> FoundTexts:
-    """Compare embeddings of the same texts by two models; only the user's own texts count."""
-    places = slice(len(texts.own), len(texts.short))
-    scores = unit_length(queries[places]) @ unit_length(documents[places]).T
+def found_texts(queries: np.ndarray, documents: np.ndarray) -> FoundTexts:
+    """Compare embeddings of the same texts by two models, fp32 [texts, width] each."""
+    scores = unit_length(queries) @ unit_length(documents).T
     own = scores.diagonal()
     # Equal texts have equal vectors.
     found = int((own >= scores.max(axis=1, initial=-1) - _EQUAL).sum())
@@ -51,6 +49,6 @@ def check_found(found: FoundTexts) -> None:
     if found.texts >= FEWEST and found.found < LEAST_FOUND * found.texts:
         raise InputError(
             "--documents",
-            f"{found}. The vectors of both models have nothing in common",
+            f"{found}. The vectors of both models are unrelated",
             "Train the model of queries with the other one as teacher.model",
         )

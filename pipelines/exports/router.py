@@ -62,7 +62,8 @@ def check_pair(queries: Source, documents: Source) -> None:
     """Refuse models whose embeddings cannot be compared.
 
     Raises:
-        InputError: They have other widths, or lexical features that the other one lacks.
+        InputError: They have other widths, or lexical features that the other one lacks; or the
+            prompt of documents has no name.
     """
     widths = [model.spec.embedding_width for model in (queries, documents)]
     if widths[0] != widths[1]:
@@ -77,6 +78,13 @@ def check_pair(queries: Source, documents: Source) -> None:
             f"{queries.folder} has lexical (LSA) features, which no document has",
             "Train it with encoder.lsa.dimensions=0",
         )
+    prompts = documents.spec.prompts
+    if prompts.before(prompts.sides[1]) != prompts.before(DOCUMENT):
+        raise InputError(
+            "--documents",
+            f"{documents.folder} has only a default prompt, and a Router needs one for documents",
+            f"Add the same text as `{DOCUMENT}` to its {PROMPTS_FILE}",
+        )
 
 
 def joined_prompts(queries: Prompts, documents: Prompts) -> Prompts:
@@ -84,7 +92,9 @@ def joined_prompts(queries: Prompts, documents: Prompts) -> Prompts:
     texts, default = dict(documents.texts), documents.default
     if default == QUERY:
         texts[PLAIN], default = documents.before(), PLAIN
-    texts |= {QUERY: queries.before(QUERY), DOCUMENT: documents.before(DOCUMENT)}
+    # A model without prompts of sides has its default prompt before queries.
+    asking = queries.before(queries.sides[0])
+    texts |= {QUERY: asking, DOCUMENT: documents.before(DOCUMENT)}
     return Prompts(tuple(texts.items()), default)
 
 

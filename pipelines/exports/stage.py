@@ -34,8 +34,8 @@ from pipelines.models.identity import (
     files_digest,
     model_digest,
 )
-from pipelines.models.inference.embedder import load_embedder
-from pipelines.models.spec import UNLIMITED
+from pipelines.models.inference.embedder import TextEmbedder, load_embedder
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.tokens.start import NO_PROMPTS
@@ -127,7 +127,7 @@ def export_model(
     source, *second = map(_read, models)
     source = replace(source, documents=second[0] if second else None)
     form.check(source.spec)
-    texts = check_texts(config, source.spec.max_length)
+    texts = check_texts(config, max(read.spec.max_length for read in (source, *second)))
     with storage.built_folder(output) as aside:
         next_part(f"writing it for {to}")
         precisions = form.write(source, aside, int8)
@@ -155,13 +155,19 @@ def _compared(
     precisions: Mapping[str, str],
     texts: CheckTexts,
 ) -> Exported:
-    expected = {source.digest: _expected(source, texts)}
+    models = [source] if source.documents is None else [source, source.documents]
+    # By the backend of `embed`: tables of vectors and this export are used together.
+    embedders = [load_embedder(model.folder, threads=os.cpu_count() or 1) for model in models]
     notes: list[str] = []
     if source.documents is not None:
-        expected[source.documents.digest] = of_documents = _expected(source.documents, texts)
-        found = found_texts(expected[source.digest], of_documents, texts)
+        given = list(texts.given)
+        found = found_texts(embedders[0].queries(given), embedders[1].documents(given))
         check_found(found)
         notes.append(str(found))
+    expected = {
+        model.digest: _expected(embed, texts)
+        for model, embed in zip(models, embedders, strict=True)
+    }
     files = {
         file: {
             "precision": precision,
@@ -175,8 +181,11 @@ def _compared(
         for file, precision in precisions.items()
     }
     notes += form.notes(folder, texts.every, expected[source.digest])
-    encoded = source.tokenizer.encode_batch_fast(list(texts.every))
-    lengths = [min(len(text.ids), source.spec.max_length) for text in encoded]
+    lengths = [
+        min(len(text.ids), model.spec.max_length)
+        for model in models
+        for text in model.tokenizer.encode_batch_fast(list(texts.every))
+    ]
     return Exported(
         folder=folder,
         model=folder,
@@ -187,10 +196,8 @@ def _compared(
     )
 
 
-def _expected(source: Source, texts: CheckTexts) -> np.ndarray:
-    """Return the embeddings of a model, fp32 [texts, width]."""
-    # By the backend of `embed`: tables of vectors and this export are used together.
-    embed = load_embedder(source.folder, threads=os.cpu_count() or 1)
+def _expected(embed: TextEmbedder, texts: CheckTexts) -> np.ndarray:
+    """Return the embeddings of a model without prompts, fp32 [texts, width]."""
     embed.prompts = NO_PROMPTS
     return embed(list(texts.every))
 
@@ -221,22 +228,27 @@ def _check_fits(files: Mapping[str, Mapping[str, Any]], least_int8: float) -> No
 
 
 def _record(to: str, form: ExportFormat, source: Source, exported: Exported) -> dict[str, Any]:
-    documents = source.documents
-    # The files are all there but this record; the digest leaves the card out.
-    second = {FIELD: documents.digest, FILES: files_digest(exported.folder)} if documents else None
+    second: dict[str, Any] = {}
+    if source.documents is not None:
+        # The files are all there but this record; the digest leaves the card out.
+        files = {FILES: files_digest(exported.folder)}
+        second[DOCUMENTS] = _facts(source.documents) | files
     return {
-        FIELD: source.digest,
-        **({DOCUMENTS: second} if second else {}),
+        **_facts(source),
+        **second,
         "runtime": to,
         "width": source.spec.embedding_width,
-        "max_length": source.spec.max_length,
-        "normalised": source.spec.normalise,
         **form.facts,
         "files": exported.files,
         "compared": {"texts": exported.texts, "tokens": exported.lengths},
         "notes": exported.notes,
         "versions": {"sentence-pipelines": __version__, **dict(_versions(form))},
     }
+
+
+def _facts(model: Source) -> dict[str, Any]:
+    spec = model.spec
+    return {FIELD: model.digest, "max_length": spec.max_length, "normalised": spec.normalise}
 
 
 def _versions(form: ExportFormat) -> Iterator[tuple[str, str]]:
@@ -257,6 +269,10 @@ def _card(to: str, form: ExportFormat, source: Source, exported: Exported) -> st
     return f"---\n{data.to_yaml()}\n---\n\n{body}"
 
 
+def _length(spec: EncoderSpec) -> str:
+    return "whole texts" if spec.max_length == UNLIMITED else f"{spec.max_length:,} tokens"
+
+
 def _carried(folder: Path) -> dict[str, Any]:
     """Return licence, languages and origin of the model, as its own card has them."""
     path = folder / CARD
@@ -273,9 +289,11 @@ def _carried(folder: Path) -> dict[str, Any]:
 
 def _body(to: str, form: ExportFormat, source: Source, exported: Exported) -> Iterator[str]:
     spec = source.spec
-    length = "whole texts" if spec.max_length == UNLIMITED else f"{spec.max_length:,} tokens"
+    length = _length(spec)
     title = "A pair of sentence encoders" if source.documents else f"A sentence encoder for {to}"
     yield from (f"# {title}", "")
+    if source.documents is not None:
+        length += f" of a query and {_length(source.documents.spec)} of a document"
     yield f"It reads {length}, and gives {spec.embedding_width} numbers. An export of the model"
     yield f"with the digest `{source.digest}`."
     if source.documents is not None:

@@ -181,7 +181,7 @@ EXPORT = Kind(
     files=(
         *(*MODEL, "export.json", "onnx/model.onnx", "onnx/model.onnx_data"),
         *("onnx/model_quantized.onnx", "openvino/openvino_model.xml"),
-        *("openvino/openvino_model.bin", "query_[0-9]*_*/**", "document_[0-9]*_*/**"),
+        *("openvino/openvino_model.bin", "query_[0-9]_[A-Z]*/**", "document_[0-9]_[A-Z]*/**"),
     ),
     marks={"export.json": ("model_digest", "runtime")},
 )

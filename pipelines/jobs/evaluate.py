@@ -139,7 +139,10 @@ def _check(config: Config, run: RunFolder) -> None:
     check_sets(config)
     # The driver of a cluster may lack what its executors have.
     if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
-        specs = read_specs(run.start if scores_pairs(config) else run.model)
+        try:
+            specs = read_specs(run.start if scores_pairs(config) else run.model)
+        except InputError as error:
+            raise InputError("run.folder", error.problem, error.remedy) from None
         choose_backend("auto", *(spec.kind for spec in specs))
 
 

@@ -57,15 +57,22 @@ def export(
         problem = f"`{to}` holds one model"
         raise InputError(OF_DOCUMENTS, problem, "Leave it out, or export to router")
     with activity("exporting"):
-        return export_model(
-            config,
-            _folder(config, model, served=served),
-            target,
-            to,
-            documents=_documents(config, documents) if form.is_pair else None,
-            int8=int8,
-            least_int8=LEAST_INT8 if least_cosine is None else least_cosine,
-        )
+        folder = _folder(config, model, served=served)
+        second = _documents(config, documents) if form.is_pair else None
+        try:
+            return export_model(
+                config,
+                folder,
+                target,
+                to,
+                documents=second,
+                int8=int8,
+                least_int8=LEAST_INT8 if least_cosine is None else least_cosine,
+            )
+        except InputError as error:
+            if error.key != OF_DOCUMENTS or documents is not None:
+                raise
+            raise InputError("teacher.model", error.problem, error.remedy) from None
 
 
 def _folder(config: Config, model: str | None, *, served: bool) -> Location:

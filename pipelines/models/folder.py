@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.records import DAMAGED
@@ -39,16 +39,24 @@ from pipelines.models.architecture import (
     architecture_of,
     check_framework,
 )
+from pipelines.models.checkpoint_files import checkpoint_shapes
 from pipelines.models.identity import CARD_FILE
 from pipelines.models.lsa.modules import (
     hide_transformer,
     part_modules,
     read_terms,
+    terms_width,
     with_terms,
     without_terms,
     write_terms,
 )
-from pipelines.models.sentence_modules import WHOLE_COPY
+from pipelines.models.sentence_modules import (
+    CONFIG_FILE,
+    DENSE,
+    POOLING,
+    WHOLE_COPY,
+    read_dense,
+)
 from pipelines.models.smaller import static_spec, static_weights, with_fewer_layers, with_layers
 from pipelines.models.spec import UNLIMITED, Dense, EncoderSpec
 from pipelines.models.start import folder_architecture, model_length
@@ -252,8 +260,40 @@ def read_specs(folder: str | Location) -> list[EncoderSpec]:
     """Read the encoder in a folder, or both of a Router; see :func:`read_encoder`."""
     local = local_folder(location(folder))
     specs = [read_encoder(local, side)[0] for side in _sides(local)]
-    check_one_width([spec.embedding_width for spec in specs])
+    check_one_width(local, [spec.embedding_width for spec in specs])
     return specs
+
+
+def check_sides(folder: str | Location) -> None:
+    """Refuse a Router whose encoders have several widths, see :func:`check_one_width`.
+
+    Weights are read only if the other files name no width, or several.
+    """
+    local = local_folder(location(folder))
+    if is_router(local):
+        named = {named_width(local, route_modules(local, side)) for side in SIDES}
+        if None in named or len(named) > 1:
+            read_specs(local)
+
+
+def named_width(folder: Path, modules: Modules) -> int | None:
+    """Return the width of embeddings by the modules' own files, perhaps None; reads no weights."""
+    encoder, of_terms = part_modules(modules)
+    homes = {kind: folder / path for kind, path in encoder}
+    # A damaged file is told by who reads the encoder.
+    with suppress(OSError, SafetensorError, *DAMAGED):
+        terms = terms_width(folder, of_terms)
+        if DENSE in homes:
+            return read_dense(folder, encoder)[-1].width + terms
+        if POOLING in homes:
+            pooling = records.read_object(homes[POOLING] / CONFIG_FILE)
+            named = pooling.get("word_embedding_dimension", pooling.get("embedding_dimension"))
+            return None if named is None else int(named) + terms
+        # Static embeddings: the one matrix of their file.
+        shapes = checkpoint_shapes(folder / encoder[0][1])
+        matrices = [shape for shape in shapes.values() if len(shape) > 1]
+        return matrices[0][1] + terms
+    return None
 
 
 def encoder_kinds(folder: str | Location) -> tuple[str, ...]:
@@ -267,8 +307,8 @@ def _sides(folder: Path) -> tuple[str | None, ...]:
     return SIDES if is_router(folder) else (None,)
 
 
-def check_one_width(widths: Sequence[int]) -> None:
-    """Refuse encoders of a Router whose embeddings cannot be compared.
+def check_one_width(folder: Path, widths: Sequence[int]) -> None:
+    """Refuse a Router of encoders whose embeddings cannot be compared.
 
     Raises:
         InputError: Their embeddings have several widths.
@@ -276,8 +316,8 @@ def check_one_width(widths: Sequence[int]) -> None:
     if len({*widths}) > 1:
         raise InputError(
             KEY,
-            f"the encoders of a Router give {' and '.join(map(str, widths))} numbers",
-            "Name a Router whose encoders give as many",
+            f"the encoders of the Router {folder} give {' and '.join(map(str, widths))} numbers",
+            "Name a Router whose encoders have the same width",
         )
 
 

@@ -26,7 +26,7 @@ from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, as_local
 from pipelines.files.run_folder import OBSERVATIONS
-from pipelines.tokens.start import DOCUMENT, QUERY
+from pipelines.tokens.start import DOCUMENT, QUERY, is_router
 from pipelines.tokens.vocabulary import changed_tokenizer
 
 CARD_FILE = "README.md"
@@ -116,7 +116,9 @@ def documents_digest(folder: Location) -> str | None:
     """
     local = local_folder(folder)
     record = local / EXPORT_FILE
-    known = records.read_object(record).get(DOCUMENTS) if record.is_file() else None
+    # A file of that name in a plain model may be the user's.
+    is_exported = is_router(local) and record.is_file()
+    known = records.read_object(record).get(DOCUMENTS) if is_exported else None
     if not isinstance(known, Mapping) or known.get(FILES) != files_digest(local):
         return None
     return recorded_digest(known)

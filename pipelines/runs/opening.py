@@ -40,7 +40,7 @@ from pipelines.runs.step_metrics import is_logged, last_logged_step
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.resuming import CHOICES, fixed_settings, recorded_value
+from pipelines.settings.resuming import CHOICES, NEW, fixed_settings, recorded_value
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,9 @@ def trained_identity(folder: Location) -> str | None:
 
 
 def _digest(identity: dict[str, Any], steps: int) -> str:
-    content = json.dumps([identity, steps], sort_keys=True)
+    # A new setting at its former value leaves the digest of an earlier run as it was.
+    told = {key: value for key, value in identity.items() if key not in NEW or value != NEW[key]}
+    content = json.dumps([told, steps], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

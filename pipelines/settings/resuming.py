@@ -56,6 +56,8 @@ FIXED = (
     "training.ema",
 )
 """They decide what is learnt: another value is another experiment, which cannot be resumed."""
+NEW: Mapping[str, Any] = {"encoder.output_width": None}
+"""Fixed settings that records of earlier releases lack, and the value of those runs."""
 CHOICES = (
     "training.keep_best",
     "training.patience",
@@ -129,8 +131,10 @@ def recorded_settings(config: Config) -> Mapping[str, Any]:
 def recorded_value(known: Mapping[str, Any], key: str, default: Any) -> Any:
     """Return a run's recorded value of a setting, in current names.
 
-    `known` has the names of the run's release; `key` is the current name.
+    `known` has the names of the run's release; `key` is the current name. `default` is for a
+    setting that the record lacks, unless it is :data:`NEW`.
     """
+    default = NEW.get(key, default)
     former = next((before for before, now in RENAMED.items() if now == key), key)
     value = known.get(key, known.get(former, default))
     section, _, name = key.partition(".")

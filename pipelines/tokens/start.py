@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
-from pipelines.errors import InputError
+from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import records, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
@@ -280,6 +280,10 @@ def read_prompts(folder: Path) -> Prompts:
     try:
         found = Prompts.from_json(read_known(path, PROMPT_KEYS))
         return replace(found, routed=is_router(folder))
+    except DamagedFileError as error:
+        # Of either file.
+        problem = f"{error.path} is damaged ({error.problem})"
+        raise InputError("encoder.start", problem, "Restore it from a copy") from None
     except (TypeError, ValueError) as error:
         raise InputError("encoder.start", f"{path} cannot be used: {error}", "Repair it") from None
 

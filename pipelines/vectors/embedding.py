@@ -28,7 +28,7 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, arrow_source, location
 from pipelines.files.versions import current
-from pipelines.models.folder import encoder_kinds, read_model
+from pipelines.models.folder import check_sides, encoder_kinds, read_model
 from pipelines.models.identity import digest_of_side, model_digest
 from pipelines.models.inference.backends import (
     GPU_BACKEND,
@@ -157,7 +157,7 @@ def embedding_options(
     """Return options checked against the model; see :class:`EmbeddingOptions` for the arguments.
 
     ``model`` is a folder for :func:`~pipelines.models.folder.read_model`; of a Router, the encoder
-    for this prompt must fit. ``dimensions`` None keeps all.
+    for this prompt must fit, and both must have one width. ``dimensions`` None keeps all.
 
     Raises:
         InputError: The model is missing or narrower, or there is no such backend, precision, prompt
@@ -176,6 +176,8 @@ def embedding_options(
     try:
         spec, _, _ = read_model(folder, side_of(prompt_name))
         kinds = encoder_kinds(folder)
+        # Each job may load one side only, and would compare vectors of several widths unawares.
+        check_sides(folder)
     except InputError as error:
         raise InputError(KEY, error.problem, error.remedy) from None
     spec.prompts.before(prompt_name)

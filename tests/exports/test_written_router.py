@@ -17,10 +17,11 @@ from pipelines.exports.router import check_pair, joined_prompts
 from pipelines.exports.stage import export_model
 from pipelines.exports.texts import CheckTexts
 from pipelines.files.ownership import EXPORT, check_ours
-from pipelines.models.folder import read_encoder, write_encoder
+from pipelines.models.folder import named_width, read_encoder, write_encoder
 from pipelines.models.identity import documents_digest, model_digest
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import Dense
+from pipelines.tokens.router import SIDES, route_modules
 from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
 
 TEXTS = ["the model reads text", "", "return the value of a file", "日本語"]
@@ -35,7 +36,14 @@ def pair(model, tmp_path_factory):
 def few(monkeypatch):
     """Texts that take little time to compare."""
     texts = CheckTexts(("", "a b"), ("the model", "return text"), ("value " * 40,), "of the test")
-    monkeypatch.setattr("pipelines.exports.stage.check_texts", lambda config, length: texts)
+    lengths = []
+
+    def check_texts(config, length):
+        lengths.append(length)
+        return texts
+
+    monkeypatch.setattr("pipelines.exports.stage.check_texts", check_texts)
+    return lengths
 
 
 @pytest.fixture
@@ -52,9 +60,10 @@ def lexical(pair, model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("kind", ["static", "lexical"])
-def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, settings, tmp_path):
+def test_the_library_sends_each_side_through_its_model(
+    kind, pair, lexical, settings, tmp_path, few
+):
     from sentence_transformers import SentenceTransformer
 
     queries, documents = lexical if kind == "lexical" else (pair.queries, pair.documents)
@@ -78,6 +87,12 @@ def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, sett
     assert documents_digest(out) == model_digest(documents)
     card = (out / "README.md").read_text()
     assert model_digest(documents) in card
+    # Long texts are compared, too, where only documents are read to their end.
+    long = read_encoder(documents)[0].max_length
+    assert record["documents"]["max_length"] == long
+    assert few == [max(record["max_length"], long)]
+    named = "whole texts" if kind == "static" else f"{long} tokens"
+    assert f"It reads whole texts of a query and {named} of a document, and gives " in card
     assert "model.encode_query" in card
     # It may replace itself.
     check_ours("--output", out, EXPORT, whole=True)
@@ -87,6 +102,16 @@ def test_the_library_sends_each_side_through_its_model(kind, pair, lexical, sett
     np.testing.assert_allclose(again.queries(TEXTS), embed.queries(TEXTS), atol=1e-5)
     np.testing.assert_allclose(again.documents(TEXTS), embed.documents(TEXTS), atol=1e-5)
     assert documents_digest(tmp_path / "again") is None
+
+
+def test_modules_name_the_width_of_their_model(pair, lexical):
+    wider, words = lexical
+    widths = [
+        (named_width(folder, route_modules(folder, side)), read_encoder(folder, side)[0])
+        for folder in (pair.queries, pair.documents, pair.router, wider, words)
+        for side in SIDES
+    ]
+    assert [named for named, _ in widths] == [spec.embedding_width for _, spec in widths]
 
 
 def test_prompts_are_of_the_side(pair):
@@ -100,6 +125,9 @@ def test_prompts_are_of_the_side(pair):
     joined = joined_prompts(queries, replace(documents, default="query"))
     assert (joined.before(), joined.before(QUERY)) == ("q: ", "ask: ")
     assert not any(joined_prompts(Prompts(), Prompts()).to_json()["prompts"].values())
+    # A model without prompts of sides reads queries by its default.
+    joined = joined_prompts(Prompts((("any", "a: "),), "any"), documents)
+    assert (joined.before(QUERY), joined.before()) == ("a: ", "o: ")
 
 
 def test_models_that_do_not_fit_are_refused(pair, lexical):
@@ -109,25 +137,28 @@ def test_models_that_do_not_fit_are_refused(pair, lexical):
     with pytest.raises(InputError, match=r"^--model: .* lexical \(LSA\) features, which no docu"):
         check_pair(words, wider)
     check_pair(wider, words)
+    documents = source_of(pair.documents)
+    unnamed = replace(documents.spec, prompts=Prompts((("any", "a: "),), "any"))
+    with pytest.raises(InputError, match=r"^--documents: .* has only a default prompt, and .*Add"):
+        check_pair(queries, replace(documents, spec=unnamed))
 
 
 def test_unrelated_vectors_are_refused():
-    texts = CheckTexts(("own",), tuple(f"text {n}" for n in range(60)), ("long",), "of the test")
-    vectors = np.random.default_rng(1).standard_normal((62, 24)).astype(np.float32)
-    others = np.random.default_rng(2).standard_normal((62, 24)).astype(np.float32)
-    near = found_texts(vectors + others / 8, vectors, texts)
+    vectors = np.random.default_rng(1).standard_normal((60, 24)).astype(np.float32)
+    others = np.random.default_rng(2).standard_normal((60, 24)).astype(np.float32)
+    near = found_texts(vectors + others / 8, vectors)
     assert (near.found, near.texts) == (60, 60)
     assert near.mean_cosine > 0.9
     check_found(near)
-    far = found_texts(others, vectors, texts)
-    with pytest.raises(InputError, match=r"^--documents: .* of 60 texts find themselves .*nothing"):
+    far = found_texts(others, vectors)
+    with pytest.raises(InputError, match=r"^--documents: .* of 60 texts find themselves .*unrel"):
         check_found(far)
     # Too few texts to tell, and equal texts, which find one another.
     check_found(FoundTexts(0, 49, 0.0))
-    assert found_texts(np.ones_like(vectors), np.ones_like(vectors), texts).found == 60
+    assert found_texts(np.ones_like(vectors), np.ones_like(vectors)).found == 60
 
 
-def test_the_model_of_documents_is_named_or_the_teacher(pair, settings, tmp_path, capsys):
+def test_the_model_of_documents_is_named_or_the_teacher(pair, lexical, settings, tmp_path):
     asked = {"model": str(pair.queries), "output": str(tmp_path / "out")}
     with pytest.raises(InputError, match=r"^--documents: a Router holds a model for documents, to"):
         pipelines.export(settings, "router", **asked)
@@ -137,6 +168,9 @@ def test_the_model_of_documents_is_named_or_the_teacher(pair, settings, tmp_path
         pipelines.export(settings, "onnx", documents=str(pair.documents), **asked)
     with pytest.raises(InputError, match=r"^--int8: a Router holds the weights in fp32"):
         pipelines.export(settings, "router", int8=True, **asked)
+    wide = settings.changed("teacher", model=str(lexical[0]))
+    with pytest.raises(InputError, match=r"^teacher\.model: .* gives 30 numbers, and .*gives 16\."):
+        pipelines.export(wide, "router", **asked)
     taught = settings.changed("teacher", model=str(tmp_path / "gone"))
     with pytest.raises(InputError, match=r"^teacher\.model: there is no model in .*gone"):
         pipelines.export(taught, "router", **asked)

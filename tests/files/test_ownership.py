@@ -94,6 +94,8 @@ OURS: dict[str, tuple[Kind, dict[str, str]]] = {
             "export.json": '{"model_digest": "0", "runtime": "onnx"}',
             "onnx/model.onnx": "",
             "tokenizer.json": "",
+            "query_0_Transformer/model.safetensors": "",
+            "document_2_Dense/config.json": "",
         },
     ),
 }
@@ -142,7 +144,10 @@ STRANGERS = {
     ),
     "negatives": ("notes.txt", "earlier/part-00000.parquet", ".mined.gone"),
     "version": ("notes.txt", "onnx/model.onnx"),
-    "export": ("notes.txt", "onnx/mine.onnx"),
+    "export": (
+        *("notes.txt", "onnx/mine.onnx", "query_0_answers/x.csv"),
+        *("document_2024_reports/x.pdf", "document_2024_Reports/x.pdf"),
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from corpus_runs import sentence
 from measured_sets import measured_on, write_set
 
 import pipelines
+from pipelines.errors import InputError
 from pipelines.models.folder import read_encoder
 from pipelines.models.identity import model_digest
 from pipelines.models.inference.embedder import load_embedder
@@ -57,6 +58,12 @@ def config(tmp_path):
             "run": {"folder": str(tmp_path / "run")},
         }
     )
+
+
+def test_an_evaluation_names_the_folder_of_a_model_that_cannot_be_read(config, tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"^run\.folder: .*model has no config\.json"):
+        pipelines.evaluate(config)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pipelines.errors import InputError
 from pipelines.files.locations import location
 from pipelines.models.folder import check_start, encoder_kinds, read_encoder, read_model, read_specs
 from pipelines.models.identity import (
+    EXPORT_FILE,
     documents_digest,
     has_embedded,
     model_digest,
@@ -136,6 +137,14 @@ def test_modules_of_other_code_or_outside_are_refused(router):
         read_encoder(router, "query")
 
 
+def test_the_damaged_file_is_named(router):
+    (router / "modules.json").write_text("{")
+    with pytest.raises(
+        InputError, match=r"^encoder\.start: .*/modules\.json is damaged \(.*\)\. Re"
+    ):
+        read_prompts(router)
+
+
 def test_widths_that_differ_are_refused(pair, router):
     known = json.loads((router / ROUTER_FILE).read_text())
     narrow = {"in_features": 64, "out_features": 8, "bias": False}
@@ -153,13 +162,27 @@ def test_widths_that_differ_are_refused(pair, router):
         types={**known["types"], "query_1_Dense": "sentence_transformers.models.Dense"},
         structure={**known["structure"], "query": route},
     )
-    refused = r"the encoders of a Router give 8 and 64 numbers"
+    refused = r"the encoders of the Router .*router give 8 and 64 numbers\. Name a Router whose"
     with pytest.raises(InputError, match=refused):
         read_specs(router)
+    # Also where a job would load one of them alone.
+    for prompt in ("query", "document"):
+        with pytest.raises(InputError, match=rf"^embedding\.model: {refused}"):
+            embedding_options(router, prompt_name=prompt)
     embed = load_embedder(router)
     embed.queries(TEXTS)
     with pytest.raises(InputError, match=refused):
         embed.documents(TEXTS)
+
+
+def test_widths_are_compared_without_weights(router):
+    (router / "document_0_Transformer" / "model.safetensors").write_bytes(b"")
+    assert embedding_options(router, prompt_name="query").hidden == 64
+    pooling = router / "document_1_Pooling" / "config.json"
+    known = json.loads(pooling.read_text())
+    pooling.write_text(json.dumps({key: known[key] for key in known if "dimension" not in key}))
+    with pytest.raises(InputError, match=r"^embedding\.model: .* has a damaged model\.safetensors"):
+        embedding_options(router, prompt_name="query")
 
 
 def test_documents_have_the_digest_of_their_model_until_a_file_differs(pair, router):
@@ -178,6 +201,13 @@ def test_documents_have_the_digest_of_their_model_until_a_file_differs(pair, rou
     edit(router / "document_0_Transformer" / "config.json", note=1)
     assert documents_digest(router) is None
     assert embedding_options(pair.documents).made_by == of_documents
+
+
+def test_a_record_of_that_name_in_a_plain_model_is_the_users(pair, tmp_path):
+    plain = shutil.copytree(pair.documents, tmp_path / "plain")
+    (plain / EXPORT_FILE).write_text("[]")
+    assert documents_digest(plain) is None
+    assert embedding_options(plain).made_by == model_digest(plain)
 
 
 @pytest.fixture(scope="module")

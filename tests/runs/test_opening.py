@@ -24,6 +24,7 @@ from pipelines.runs.opening import (
     open_run_folder,
     resumed_step,
     tell_if_finished,
+    trained_identity,
 )
 from pipelines.runs.step_metrics import MetricsLog
 from pipelines.settings import Config
@@ -227,6 +228,22 @@ def test_a_run_whose_loss_is_called_otherwise_now_goes_on(tmp_path):
     check_run_folder(config.model_copy(update={"objective": objective("simcse")}))
     with pytest.raises(InputError, match=r"^objective\.name: the run was begun with simcse, not"):
         check_run_folder(config)
+
+
+def test_a_run_from_before_a_setting_goes_on_without_it(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "plan.json"
+    begun, digest = json.loads(path.read_text()), trained_identity(tmp_path / "run")
+    for width, same in ((None, True), (64, False)):
+        path.write_text(json.dumps(begun | {"encoder.output_width": width}))
+        assert (trained_identity(tmp_path / "run") == digest) is same
+    earlier = {key: begun[key] for key in begun if key != "encoder.output_width"}
+    path.write_text(json.dumps(earlier))
+    assert trained_identity(tmp_path / "run") == digest
+    config = config_of(tmp_path / "run", resume=True)
+    check_run_folder(config)
+    with pytest.raises(InputError, match=r"^encoder\.output_width: .* begun with None, not 64\."):
+        check_run_folder(config.changed("encoder", output_width=64))
 
 
 def test_checkpoints_without_what_makes_a_run_are_nobodys_to_delete(tmp_path):

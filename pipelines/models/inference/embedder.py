@@ -91,8 +91,9 @@ class RoutedEmbedder(TextEmbedder):
     An encoder is loaded for its first text: a search then does without that of the documents.
     """
 
-    def __init__(self, load: Callable[[str], TextEmbedder], prompts: Prompts) -> None:
+    def __init__(self, folder: Path, load: Callable[[str], TextEmbedder], prompts: Prompts) -> None:
         self.prompts = prompts
+        self._folder = folder
         self._load = load
         self._loaded: dict[str, TextEmbedder] = {}
 
@@ -110,7 +111,7 @@ class RoutedEmbedder(TextEmbedder):
     def _of_side(self, side: str) -> TextEmbedder:
         if side not in self._loaded:
             self._loaded[side] = self._load(side)
-            check_one_width([embed.hidden for embed in self._loaded.values()])
+            check_one_width(self._folder, [embed.hidden for embed in self._loaded.values()])
         return self._loaded[side]
 
 
@@ -143,7 +144,7 @@ def load_embedder(
         batch_tokens=batch_tokens,
         calibration=calibration,
     )
-    return RoutedEmbedder(load, read_prompts(folder)) if is_router(folder) else load(None)
+    return RoutedEmbedder(folder, load, read_prompts(folder)) if is_router(folder) else load(None)
 
 
 def _load(

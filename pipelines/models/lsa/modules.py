@@ -95,8 +95,12 @@ def part_modules(modules: Modules) -> tuple[Modules, Modules]:
 def count_terms(folder: Location) -> int:
     """Return the number of lexical features of a model, 0 for none; reads no weights."""
     local = local_folder(folder)
-    _, of_terms = part_modules(folder_modules(local))
-    homes = {kind: local / path for kind, path in of_terms}
+    return terms_width(local, part_modules(folder_modules(local))[1])
+
+
+def terms_width(folder: Path, of_terms: Modules) -> int:
+    """Return the number of lexical features in the modules of :func:`part_modules`."""
+    homes = {kind: folder / path for kind, path in of_terms}
     return stored_shapes(homes[VECTORS] / WEIGHT_FILE)[_VECTORS][1] if of_terms else 0
 
 
