@@ -293,9 +293,9 @@ class _Task:
         columns = ["text", "title", "key"]
         rows = pa.Table.from_batches(read_rows(part.path, part.start, part.stop, columns))
         known = self._known_of(part)
-        paid = _answered(self._keeper.begin(part.name))
+        paid = _paid(self._keeper.begin(part.name))
         # Of a part that ended at a budget, with known replies too.
-        ended = _answered_in(self._work.folder / f"{part.name}.parquet")
+        ended = _paid(_replies_of(self._work.folder / f"{part.name}.parquet"))
         paid |= {place: reply for place, reply in ended.items() if place not in known}
         for document in rows.to_pylist():
             asked = self._work.asking.requests(document["text"], document["title"])
@@ -309,7 +309,8 @@ class _Task:
         """Return the known replies of the file of a part's documents."""
         file = None if self._work.known is None else self._work.known / part.path.name
         if file is not None and file != self._known[0]:
-            self._known = file, _answered_in(file)
+            replies = _replies_of(file).items()
+            self._known = file, {place: reply for place, reply in replies if reply.text is not None}
         return self._known[1]
 
 
@@ -318,7 +319,7 @@ def tokens_of(folder: Location, part: str) -> int:
     file = folder / f"{part}.parquet"
     figures, (kept, _) = figures_of(file), kept_replies(folder, part)
     # A job killed just before it removed kept files has their replies twice.
-    written = replies_in(file).keys() if figures is not None and kept else ()
+    written = _paid(replies_in(file)) if figures is not None and kept else {}
     spent = sum(reply.tokens for place, reply in kept.items() if place not in written)
     return spent + (0 if figures is None else figures.tokens)
 
@@ -353,11 +354,11 @@ def figures_of(file: Location) -> AnswerFigures | None:
         return None
 
 
-def _answered(replies: Mapping[Place, Reply]) -> dict[Place, Reply]:
-    """Return the replies with a text: a failed request is worth another one."""
-    return {place: reply for place, reply in replies.items() if reply.text is not None}
+def _replies_of(file: Location) -> dict[Place, Reply]:
+    """Return the replies in a file; none without the file."""
+    return replies_in(file) if file.is_file() else {}
 
 
-def _answered_in(file: Location) -> dict[Place, Reply]:
-    """Return the replies with a text of a file; none without the file."""
-    return _answered(replies_in(file)) if file.is_file() else {}
+def _paid(replies: Mapping[Place, Reply]) -> dict[Place, Reply]:
+    """Return the replies of the model: a failed request is worth another one."""
+    return {place: reply for place, reply in replies.items() if reply.is_paid}

@@ -61,6 +61,11 @@ class Reply:
         """Tokens of prompt and reply."""
         return self.prompt_tokens + self.reply_tokens
 
+    @property
+    def is_paid(self) -> bool:
+        """Whether the model has replied, perhaps without a text: the request is not repeated."""
+        return self.text is not None or self.tokens > 0
+
 
 UNANSWERED = Reply(None, 0, 0, "unanswered")
 """In place of a reply that did not come before an error."""

@@ -102,7 +102,8 @@ def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[
             for file in files:
                 for place, reply in replies_in(file).items():
                     # A failed request may have a reply in another attempt's file.
-                    if reply.text is not None or place not in found:
+                    known = found.get(place)
+                    if known is None or (reply.is_paid and known.text is None):
                         found[place] = reply
         except FileNotFoundError:
             # Its replies are in a newer file.
@@ -112,7 +113,10 @@ def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[
 
 
 def remove_remains(folder: Location) -> None:
-    """Remove the remains of uploads from a folder of answers: Spark would fail at them."""
+    """Remove torn files from a folder of answers: Spark would fail at them.
+
+    An interrupted upload leaves one, and so does a loss of power.
+    """
     for file in listed(folder, "part-*.parquet"):
         try:
             pq.read_metadata(arrow_source(file))

@@ -355,6 +355,37 @@ def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
     assert (summary.requests, summary.problems) == (DOCUMENTS, {})
 
 
+def test_empty_replies_are_paid_for_once(spark, asking, language_server):
+    language_server["endless"].append("Document:")
+    config = asking(round_trip=None)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"\(empty\)\. Correct .*questions\.max_tokens\. To pay"):
+            pipelines.ask(config)
+        assert requests(language_server) == DOCUMENTS
+
+
+def test_a_model_that_refuses_other_documents_leaves_the_answers_of_a_killed_job(
+    spark, asking, document_file, language_server, monkeypatch
+):
+    config = asking(round_trip=None)
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask._Making._filter", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(config)
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, ["Kangaroos hop across Australian grasslands"])
+    language_server["refused"].append("Kangaroos")
+    with pytest.raises(InputError, match=r"^questions\.model: none of 1 requests has a reply"):
+        pipelines.ask(config)
+    write_documents(document_file, texts)
+    summary = pipelines.ask(config)
+    assert (summary.requests, summary.known) == (0, DOCUMENTS)
+
+
 def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):
     monkeypatch.setattr("pipelines.questions.ask.default_parallelism", lambda session: 7)
     config = asking(round_trip=None, prompts=("question", "keywords"), requests=3)

@@ -204,6 +204,28 @@ def test_an_attempt_counts_what_an_earlier_one_has_spent(language_server, part, 
     assert figures.tokens == tokens_of(folder, PART)
 
 
+@pytest.mark.parametrize("folder", ["disk"], indirect=True)
+def test_an_empty_reply_is_paid_for_once_and_counted(language_server, part, folder):
+    language_server["endless"].append("alpha7 ")
+    language_server["faults"] += [*[False] * 40, *[500] * 400]
+    work = work_of(language_server, folder, budget=8000.0)
+    asked(part, work)
+    # The part ends at its budget, and later a second time.
+    language_server["faults"].clear()
+    asked(part, work)
+    ended = figures_of(folder / f"{PART}.parquet")
+    assert ended is not None
+    assert ended.problems == {"empty": len(NAMES)}
+    paid = {PART: tokens_of(folder, PART)}
+    asked(part, replace(work, budget=1000.0, paid=paid))
+    endless = [prompt for prompt in prompts_seen(language_server) if "alpha7 " in prompt]
+    assert len(endless) == len(NAMES)
+    figures = figures_of(folder / f"{PART}.parquet")
+    assert figures is not None
+    assert figures.problems == ended.problems
+    assert figures.tokens == tokens_of(folder, PART) > paid[PART]
+
+
 def rows_to_keep(count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         document = {"text": f"text {number}", "title": None, "key": number}
