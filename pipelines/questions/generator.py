@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol
 
 from pipelines.catalog import GENERATORS
+from pipelines.errors import InputError
 from pipelines.files.locations import Location
 
 
@@ -33,6 +34,23 @@ class GeneratorOptions:
     timeout: float
     retries: int
     threads: int = 1
+
+
+def longest_prompt(context: int, options: GeneratorOptions) -> int:
+    """Return the most tokens of a prompt that leave room for its reply.
+
+    Raises:
+        InputError: There are none.
+    """
+    longest = context - options.max_tokens
+    if longest < 1:
+        raise InputError(
+            "questions.max_tokens",
+            f"replies of {options.max_tokens:,} tokens leave no room for a prompt in the model's "
+            f"context of {context:,}",
+            "Lower it",
+        )
+    return longest
 
 
 @dataclass(frozen=True, eq=False)

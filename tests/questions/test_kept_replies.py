@@ -314,9 +314,7 @@ def test_files_that_vanish_again_and_again_are_no_end_of_the_replies(tmp_path, m
 
 
 @pytest.mark.parametrize("folder", ["disk"], indirect=True)
-def test_no_reply_waits_for_the_parts_beyond_the_budget(
-    language_server, part, folder, monkeypatch
-):
+def test_no_reply_waits_for_the_parts_beyond_the_budget(language_server, part, folder, monkeypatch):
     added, waiting = 0, list[int]()
 
     class Counting(Keeper):
