@@ -278,9 +278,9 @@ class _Task:
         self._most = max(self._most, reply.tokens)
 
     def _write_if_whole(self, begun: _OpenPart) -> None:
-        if begun.is_read and not begun.waiting and not begun.is_torn:
-            if not begun.lines or self._write(begun):
-                self._keeper.end(begun.part.name)
+        is_whole = begun.is_read and not begun.waiting and not begun.is_torn
+        if is_whole and (not begun.lines or self._write(begun)):
+            self._keeper.end(begun.part.name)
 
     def _write(self, begun: _OpenPart) -> bool:
         """Write the file of a part, unless another attempt has written a fuller one."""

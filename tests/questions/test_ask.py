@@ -362,9 +362,7 @@ def test_empty_replies_are_paid_for_once(spark, asking, language_server):
     language_server["endless"].append("Document:")
     config = asking(round_trip=None)
     for _ in range(2):
-        with pytest.raises(
-            InputError, match=r"\(empty\)\. Correct .*questions\.max_tokens\. To pay"
-        ):
+        with pytest.raises(InputError, match=r"\(empty\)\. Correct .*\.max_tokens\. To pay for"):
             pipelines.ask(config)
         assert requests(language_server) == DOCUMENTS
 

@@ -134,9 +134,7 @@ def test_a_prompt_beyond_the_positions_is_no_request(tmp_path):
 
 def test_replies_that_leave_no_room_for_a_prompt_are_refused(tmp_path):
     folder = write_model(tmp_path / "plain", "plain")
-    with pytest.raises(
-        InputError, match=r"^questions\.max_tokens: replies of 4,000 tokens leave no"
-    ):
+    with pytest.raises(InputError, match=r"^questions\.max_tokens: replies of 4,000 tokens leave"):
         LocalModel(options(folder, max_tokens=4000))
 
 
