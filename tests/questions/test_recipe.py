@@ -68,7 +68,10 @@ def configured(language_server, document_file, small_model, tmp_path):
 def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
     configured, language_server, tmp_path, caplog
 ):
+    caplog.set_level(logging.INFO)
     figures = pipelines.run(configured())
+    asks_on_resuming(configured())
+    assert "goes on with the triplets that it began with" in caplog.text
     assert "keeps the start's weights (run.keep_start)" in caplog.text
     run = tmp_path / "run"
     (_, start), (_, kept) = read_encoder(run / "start"), read_encoder(run / "model")
