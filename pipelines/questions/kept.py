@@ -8,19 +8,24 @@ rows, so they are few.
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.questions.generator import Reply
+
+logger = logging.getLogger(__name__)
 
 KEPT = "_kept"
 """Folder of the replies of unfinished parts, beside the files of whole ones."""
@@ -32,6 +37,7 @@ _END_SECONDS = 600.0
 """Time limit of the last files: stores give up earlier."""
 _LISTINGS = 10
 """Attempts to read files that another attempt at the task joins meanwhile."""
+_FAILURES = (OSError, PipelineError, pa.ArrowException)
 
 Place = tuple[str, str]
 """A document's text and the name of a prompt."""
@@ -94,7 +100,11 @@ def replies_in(file: Location) -> dict[Place, Reply]:
 
 
 def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[Location]]:
-    """Return the kept replies of a part, and their files; ``folder`` is that of the answers."""
+    """Return the kept replies of a part, and their files; ``folder`` is that of the answers.
+
+    Raises:
+        PipelineError: The files change faster than they can be read.
+    """
     for _ in range(_LISTINGS):
         found: dict[Place, Reply] = {}
         files = listed(folder / KEPT, f"{part}-*.parquet")
@@ -102,17 +112,22 @@ def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[
             for file in files:
                 for place, reply in replies_in(file).items():
                     # A failed request may have a reply in another attempt's file.
-                    if reply.text is not None or place not in found:
+                    known = found.get(place)
+                    if known is None or (reply.is_paid and known.text is None):
                         found[place] = reply
         except FileNotFoundError:
             # Its replies are in a newer file.
             continue
         return found, files
-    return found, files
+    problem = f"files of {part} in {folder / KEPT} vanish while they are read"
+    raise PipelineError(f"{problem}. Wait until no other job works there")
 
 
 def remove_remains(folder: Location) -> None:
-    """Remove the remains of uploads from a folder of answers: Spark would fail at them."""
+    """Remove torn files from a folder of answers: Spark would fail at them.
+
+    An interrupted upload leaves one, and so does a loss of power.
+    """
     for file in listed(folder, "part-*.parquet"):
         try:
             pq.read_metadata(arrow_source(file))
@@ -154,17 +169,31 @@ class Keeper:
         self._is_due = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kept-replies")
         self._writing: Future[None] | None = None
+        self._failure: Exception | None = None
 
     def __enter__(self) -> Keeper:
         self._writing = self._pool.submit(self._work)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._is_ended = True
         self._is_due.set()
         self._pool.shutdown(wait=False)
         assert self._writing is not None, "it was entered"
-        self._writing.result(_END_SECONDS)
+        try:
+            self._writing.result(_END_SECONDS)
+            if self._failure is not None:
+                raise self._failure
+        except _FAILURES as failure:
+            # The block's own error says more, and perhaps whether another attempt is of use.
+            if error is None:
+                raise
+            logger.warning("questions: the last replies are lost (%s)", failure)
 
     def begin(self, part: str) -> dict[Place, Reply]:
         """Begin a part; return its replies kept by earlier attempts."""
@@ -177,15 +206,18 @@ class Keeper:
         """Keep a row of a part soon.
 
         Raises:
-            OSError: An earlier row could not be written.
+            OSError: An earlier row could not be written; the end of the block tries it again.
+            PipelineError: Another job has taken this one for dead.
         """
-        assert self._writing is not None, "it was entered"
-        if self._writing.done():
-            self._writing.result()
         self._parts[part].rows.append(row)
         self._unwritten += 1
         if self._unwritten >= KEPT_REPLIES:
             self._is_due.set()
+        assert self._writing is not None, "it was entered"
+        if self._writing.done():
+            self._writing.result()
+        if (failure := self._failure) is not None:
+            raise failure
 
     def end(self, part: str) -> None:
         """Remove the files of a part: it has its own, with all their replies."""
@@ -206,22 +238,27 @@ class Keeper:
             self._unwritten = 0
             with self._lock:
                 parts = [*self._parts.values()]
+            failure = None
             for part in parts:
-                self._write(part)
+                try:
+                    self._write(part)
+                except _FAILURES as error:
+                    failure = error
+            self._failure = failure
 
     def _write(self, part: _Part) -> None:
         with part.lock:
             start, stop = part.written, len(part.rows)
             if part.is_whole or start == stop:
                 return
-            joined = []
+            first = len(part.files)
             # Files at least double, so they are few, and a row is written few times.
-            while part.files and start - part.files[-1][0] <= stop - start:
-                start, file = part.files.pop()
-                joined.append(file)
+            while first and start - part.files[first - 1][0] <= stop - start:
+                first -= 1
+                start = part.files[first][0]
             target = self._folder / KEPT / f"{part.name}-{uuid.uuid4().hex}.parquet"
             write_rows(part.rows[start:stop], self._schema, target, self._attempts)
-            part.files.append((start, target))
+            joined, part.files[first:] = part.files[first:], [(start, target)]
             part.written = stop
-            for file in joined:
+            for _, file in joined:
                 file.unlink(missing_ok=True)

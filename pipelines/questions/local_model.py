@@ -23,7 +23,7 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.models.frameworks.torch import has_bf16
-from pipelines.questions.generator import GeneratorOptions, Reply, Request
+from pipelines.questions.generator import GeneratorOptions, Reply, Request, longest_prompt
 from pipelines.training.devices import worker_device
 
 MODEL = "questions.model"
@@ -46,12 +46,13 @@ class LocalModel:
         kind = torch.bfloat16 if has_bf16(self._device) else torch.float32
         self._model.to(self._device, kind).eval()
         self._reads_apart = bool(self._model.config.is_encoder_decoder)
+        self._longest = self._longest_prompt()
 
     def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Generate batch by batch; see the interface."""
         unread = iter(requests)
         while group := list(islice(unread, _READ_AHEAD)):
-            lengths, longest = self._lengths(group), self._longest()
+            lengths, longest = self._lengths(group), self._longest
             fitting = []
             for number, length in enumerate(lengths):
                 if longest is not None and length > longest:
@@ -131,13 +132,16 @@ class LocalModel:
             for text, prompt, reply in zip(texts, read, written, strict=True)
         ]
 
-    def _longest(self) -> int | None:
-        """Return the most tokens of a prompt, None if the model does not say."""
+    def _longest_prompt(self) -> int | None:
+        """Return the most tokens of a prompt, None if the model does not say.
+
+        Raises:
+            InputError: Replies leave no room for a prompt.
+        """
         positions = getattr(self._model.config, "max_position_embeddings", None)
         if positions is None:
             return None
-        replies = 0 if self._reads_apart else self._options.max_tokens
-        return max(1, int(positions) - replies)
+        return int(positions) if self._reads_apart else longest_prompt(positions, self._options)
 
 
 def _loaded(named: Location, folder: str) -> tuple[PreTrainedTokenizerBase, Any]:

@@ -7,21 +7,10 @@ has the seed of its own reply.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.platforms import current_platform
-
-from pipelines.errors import InputError
-from pipelines.files.copies import local_folder
-from pipelines.files.locations import Location
-from pipelines.questions.generator import GeneratorOptions, Reply, Request
-from pipelines.training.devices import CUDA_DEVICES, choose_device, gpus_given_by_spark
-
-MODEL = "questions.model"
 _VARIABLES = {
     # A process of its own would hide the cause of an error, and could outlive a killed task.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -30,6 +19,26 @@ _VARIABLES = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
 }
+# vLLM reads some of them only when it is imported.
+for _name, _value in _VARIABLES.items():
+    os.environ.setdefault(_name, _value)
+
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+
+from pipelines.errors import InputError  # noqa: E402
+from pipelines.files.copies import local_folder  # noqa: E402
+from pipelines.files.locations import Location  # noqa: E402
+from pipelines.questions.generator import (  # noqa: E402
+    GeneratorOptions,
+    Reply,
+    Request,
+    longest_prompt,
+)
+from pipelines.training.devices import gpus_given_by_spark, show_one_gpu  # noqa: E402
+
+MODEL = "questions.model"
 _OF_A_CPU: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
 """Options on a CPU: compiling takes a minute, and vLLM would reserve most of the memory."""
 _READ_AHEAD = 256
@@ -42,18 +51,20 @@ class VllmModel:
     def __init__(self, options: GeneratorOptions) -> None:
         assert not isinstance(options.model, str), "the job names a folder"
         self._options = options
-        for name, value in _VARIABLES.items():
-            os.environ.setdefault(name, value)
         for given in gpus_given_by_spark()[:1]:
-            os.environ[CUDA_DEVICES] = visible_gpu(given, os.environ)
+            show_one_gpu(given)
         self._model = _loaded(options.model, str(local_folder(options.model)))
         self._tokenizer: Any = self._model.get_tokenizer()
         self._is_chat = bool(self._tokenizer.chat_template)
+        try:
+            self._longest = longest_prompt(self._model.model_config.max_model_len, options)
+        except InputError:
+            self.close()
+            raise
 
     def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Generate group by group; see the interface."""
-        asked = iter(requests)
-        longest = self._model.model_config.max_model_len - self._options.max_tokens
+        asked, longest = iter(requests), self._longest
         while group := list(islice(asked, _READ_AHEAD)):
             prompts = [self._tokens(request) for request in group]
             fitting = [place for place, ids in enumerate(prompts) if len(ids) <= longest]
@@ -89,13 +100,6 @@ class VllmModel:
         if self._options.temperature is not None:
             sampling.temperature = self._options.temperature
         return sampling
-
-
-def visible_gpu(given: str, environment: Mapping[str, str]) -> str:
-    """Return the value of ``CUDA_VISIBLE_DEVICES`` that shows the GPU of a task alone."""
-    number = choose_device(given, environment).removeprefix("cuda:")
-    visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
-    return visible[int(number)] if visible else number
 
 
 def _reply(made: Any) -> Reply:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.errors import InputError
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+_AT_START = {name: os.environ[name] for name in (CUDA_DEVICES, "LOCAL_RANK") if name in os.environ}
+"""The variables before a task changes them: Spark gives the process further tasks."""
 
 
 def worker_device() -> torch.device:
@@ -70,6 +73,32 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
     if visible:
         return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(visible)}"
     return "cpu"
+
+
+def show_one_gpu(given: str) -> None:
+    """Show this process the GPU of its task alone, for a library that takes the first one.
+
+    `given` is the address from Spark.
+
+    Raises:
+        InputError: The process computes on another GPU already.
+    """
+    import torch
+
+    visible = [name for name in _AT_START.get(CUDA_DEVICES, "").split(",") if name]
+    number = choose_device(given, _AT_START).removeprefix("cuda:")
+    gpu = visible[int(number)] if visible else number
+    if not torch.cuda.is_initialized():
+        os.environ[CUDA_DEVICES] = gpu
+        return
+    # From here on CUDA does not read the variable any more.
+    first = os.environ.get(CUDA_DEVICES, "").partition(",")[0] or "0"
+    if first != gpu:
+        raise InputError(
+            "spark.python.worker.reuse",
+            f"a Python worker that computes on GPU {first} cannot move to GPU {gpu}",
+            "Set it to false, or give each executor one GPU",
+        )
 
 
 def gpus_given_by_spark() -> Sequence[str]:

@@ -24,7 +24,10 @@ def language_server(monkeypatch) -> Iterator[dict[str, Any]]:
     """A server of this test alone, with its faults, its requests and their number."""
     shared: dict[str, Any] = {
         **{
-            name: [] for name in ("faults", "seen", "refused", "broken", "limits", "pauses", "sent")
+            name: []
+            for name in (
+                *("faults", "seen", "refused", "broken", "limits", "endless", "pauses", "sent"),
+            )
         },
         "counts": Counter(),
         "counts_tokens": [True],

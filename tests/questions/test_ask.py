@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from itertools import chain
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from language_server import KEY, MODEL, questions_about
@@ -17,6 +19,7 @@ import pipelines
 from pipelines.cli import main
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
+from pipelines.jobs.ask import estimate_asking
 from pipelines.libraries import is_installed
 from pipelines.questions.ask import AskingJob
 from pipelines.questions.filters import REASONS, plain_form
@@ -355,6 +358,37 @@ def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
     assert (summary.requests, summary.problems) == (DOCUMENTS, {})
 
 
+def test_empty_replies_are_paid_for_once(spark, asking, language_server):
+    language_server["endless"].append("Document:")
+    config = asking(round_trip=None)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"\(empty\)\. Correct .*\.max_tokens\. To pay for"):
+            pipelines.ask(config)
+        assert requests(language_server) == DOCUMENTS
+
+
+def test_a_model_that_refuses_other_documents_leaves_the_answers_of_a_killed_job(
+    spark, asking, document_file, language_server, monkeypatch
+):
+    config = asking(round_trip=None)
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask._Making._filter", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(config)
+    texts = [row["text"] for row in rows_of(document_file)]
+    write_documents(document_file, ["Kangaroos hop across Australian grasslands"])
+    language_server["refused"].append("Kangaroos")
+    with pytest.raises(InputError, match=r"^questions\.model: none of 1 requests has a reply"):
+        pipelines.ask(config)
+    write_documents(document_file, texts)
+    summary = pipelines.ask(config)
+    assert (summary.requests, summary.known) == (0, DOCUMENTS)
+
+
 def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):
     monkeypatch.setattr("pipelines.questions.ask.default_parallelism", lambda session: 7)
     config = asking(round_trip=None, prompts=("question", "keywords"), requests=3)
@@ -389,6 +423,23 @@ def test_a_dry_run_prices_the_job_and_writes_nothing(
     assert abs(asked.prompt_tokens - estimate) < 2 * half
     assert "cost" in told
     assert told.count("question for: ") == 3
+
+
+def test_a_dry_run_counts_a_reply_in_two_tables_once(spark, asking):
+    config = asking(round_trip=None, prompts=("question", "keywords"))
+    output = Path(pipelines.ask(config).folder)
+    # One of two prompts has replies, in the table and in an unfinished one.
+    for file in output.glob("_answers/part-*"):
+        rows = pq.read_table(file)
+        pq.write_table(rows.filter(pc.equal(rows["prompt"], "question")), file)
+    begun = next_folder(output)
+    shutil.copytree(output, begun)
+    # Files that another job joins meanwhile are not read.
+    (begun / "_answers/_kept").mkdir()
+    (begun / "_answers/_kept/part-0000-gone.parquet").write_bytes(b"PAR1")
+    assert estimate_asking(config)[0].startswith(
+        f"{DOCUMENTS} documents, {2 * DOCUMENTS} requests; sample of 40"
+    )
 
 
 FAULTS = [

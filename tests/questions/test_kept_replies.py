@@ -24,6 +24,7 @@ from forks import forks
 from language_server import KEY, MODEL
 from question_documents import DOCUMENTS
 
+from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.questions import answers, kept
@@ -204,6 +205,28 @@ def test_an_attempt_counts_what_an_earlier_one_has_spent(language_server, part, 
     assert figures.tokens == tokens_of(folder, PART)
 
 
+@pytest.mark.parametrize("folder", ["disk"], indirect=True)
+def test_an_empty_reply_is_paid_for_once_and_counted(language_server, part, folder):
+    language_server["endless"].append("alpha7 ")
+    language_server["faults"] += [*[False] * 40, *[500] * 400]
+    work = work_of(language_server, folder, budget=8000.0)
+    asked(part, work)
+    # The part ends at its budget, and later a second time.
+    language_server["faults"].clear()
+    asked(part, work)
+    ended = figures_of(folder / f"{PART}.parquet")
+    assert ended is not None
+    assert ended.problems == {"empty": len(NAMES)}
+    paid = {PART: tokens_of(folder, PART)}
+    asked(part, replace(work, budget=1000.0, paid=paid))
+    endless = [prompt for prompt in prompts_seen(language_server) if "alpha7 " in prompt]
+    assert len(endless) == len(NAMES)
+    figures = figures_of(folder / f"{PART}.parquet")
+    assert figures is not None
+    assert figures.problems == ended.problems
+    assert figures.tokens == tokens_of(folder, PART) > paid[PART]
+
+
 def rows_to_keep(count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         document = {"text": f"text {number}", "title": None, "key": number}
@@ -253,6 +276,94 @@ def test_a_folder_that_takes_no_file_ends_the_task(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="gone"):
         keep()
     assert time.monotonic() - began < 15
+
+
+def test_what_could_not_be_written_is_written_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "KEPT_SECONDS", 0.05)
+    folder, attempts, added = tmp_path / "answers", tmp_path / "attempts", list[Any]()
+    with (
+        pytest.raises(OSError, match="attempts"),
+        Keeper(folder, answers_schema(pa.int64()), attempts) as keeper,
+    ):
+        keeper.begin(PART)
+        try:
+            for row in rows_to_keep(1000):
+                added.append(row)
+                keeper.add(PART, row)
+                time.sleep(0.02)
+        except OSError:
+            attempts.mkdir()
+            raise
+    assert 0 < len(added) < 1000
+    assert len(kept_replies(folder, PART)[0]) == len(added)
+
+
+def test_an_error_of_the_settings_is_told_even_if_no_reply_can_be_written(tmp_path):
+    with (
+        pytest.raises(InputError, match=r"^questions\.address: "),
+        Keeper(tmp_path / "answers", answers_schema(pa.int64()), tmp_path / "gone") as keeper,
+    ):
+        keeper.begin(PART)
+        keeper.add(PART, next(rows_to_keep(1)))
+        raise InputError("questions.address", "there is no answer", "Start the server")
+
+
+def test_files_that_vanish_again_and_again_are_no_end_of_the_replies(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "listed", lambda *_: [tmp_path / f"{PART}-gone.parquet"])
+    with pytest.raises(PipelineError, match=rf"files of {PART} in .* vanish while they are read"):
+        kept_replies(tmp_path, PART)
+
+
+@pytest.mark.parametrize("folder", ["disk"], indirect=True)
+def test_no_reply_waits_for_the_parts_beyond_the_budget(language_server, part, folder, monkeypatch):
+    added, waiting = 0, list[int]()
+
+    class Counting(Keeper):
+        def begin(self, part: str) -> Any:
+            waiting.append(len(language_server["seen"]) - added)
+            return super().begin(part)
+
+        def add(self, part: str, row: dict[str, Any]) -> None:
+            nonlocal added
+            super().add(part, row)
+            added += 1
+
+    monkeypatch.setattr(answers, "Keeper", Counting)
+    language_server["pauses"].append(0.05)
+    work = work_of(language_server, folder, budget=2000.0)
+    parts = [
+        replace(part, name=f"{PART}-{start}", start=start, stop=start + 25)
+        for start in range(0, ROWS, 25)
+    ]
+    list(ask_parts(parts, work=work, attempts=attempts_in(folder)))
+    assert waiting == [0] * 4
+    assert 1600 < tokens_of(folder, parts[0].name) <= 2000
+
+
+@pytest.mark.parametrize("folder", ["disk"], indirect=True)
+def test_refused_requests_foretell_no_tokens(language_server, part, folder):
+    language_server["refused"] += ["alpha0 ", "alpha1 "]
+    work = work_of(language_server, folder, budget=1000.0)
+    asked(part, replace(work, options=replace(work.options, requests=16)))
+    assert 700 < tokens_of(folder, PART) <= 1000
+
+
+@pytest.mark.parametrize("folder", ["disk"], indirect=True)
+def test_a_late_attempt_replaces_no_fuller_part(language_server, part, folder, monkeypatch):
+    work = work_of(language_server, folder)
+
+    class Overtaken(Keeper):
+        def add(self, part_name: str, row: dict[str, Any]) -> None:
+            if answers.Keeper is Overtaken:
+                answers.Keeper = Keeper
+                asked(part, work)
+                language_server["broken"].append("alpha50 ")
+            super().add(part_name, row)
+
+    monkeypatch.setattr(answers, "Keeper", Overtaken)
+    asked(part, work)
+    assert len(language_server["seen"]) > 3 * ROWS
+    assert all(row["reply"] for row in answers_in(folder))
 
 
 def test_a_failed_request_and_the_remains_of_an_upload_are_no_replies(tmp_path):

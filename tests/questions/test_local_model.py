@@ -132,6 +132,12 @@ def test_a_prompt_beyond_the_positions_is_no_request(tmp_path):
     assert found[1].problem in (None, "empty")
 
 
+def test_replies_that_leave_no_room_for_a_prompt_are_refused(tmp_path):
+    folder = write_model(tmp_path / "plain", "plain")
+    with pytest.raises(InputError, match=r"^questions\.max_tokens: replies of 4,000 tokens leave"):
+        LocalModel(options(folder, max_tokens=4000))
+
+
 def test_a_folder_that_does_not_write_is_refused(tmp_path):
     folder = write_model(tmp_path / "plain", "plain")
     (folder / "model.safetensors").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipelines.jobs.triplets import check_same_questions
 from pipelines.models.folder import read_encoder
 from pipelines.settings import Config
 from pipelines.settings.load import parse
+from pipelines.vectors.mining_inputs import stamps
 
 
 @pytest.fixture
@@ -66,7 +68,10 @@ def configured(language_server, document_file, small_model, tmp_path):
 def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
     configured, language_server, tmp_path, caplog
 ):
+    caplog.set_level(logging.INFO)
     figures = pipelines.run(configured())
+    asks_on_resuming(configured())
+    assert "goes on with the triplets that it began with" in caplog.text
     assert "keeps the start's weights (run.keep_start)" in caplog.text
     run = tmp_path / "run"
     (_, start), (_, kept) = read_encoder(run / "start"), read_encoder(run / "model")
@@ -109,6 +114,16 @@ def test_a_resumed_run_tells_what_it_leaves_out(configured, document_file, caplo
         asks_on_resuming(config)
     pipelines.ask(config)
     asks_on_resuming(config)
+    # Nor would it train on what `ask` has added since its triplets were mined.
+    (mined := Path(config.mining.output)).mkdir()
+    named = {"texts": {"mining.inputs": stamps(config)["mining.inputs"]}}
+    (mined / "_mining.json").write_text(json.dumps(named))
+    asks_on_resuming(config)
+    write_documents(document_file, texts)
+    pipelines.ask(config)
+    with pytest.raises(InputError, match=r"^questions\.output: it has changed since .*finished"):
+        asks_on_resuming(config)
+    (mined / "_mining.json").unlink()
     with pytest.raises(InputError, match=r"^questions\.max_characters: it has changed since .*run"):
         asks_on_resuming(configured(round_trip=None, max_characters=90))
     # Documents that are gone are no change.

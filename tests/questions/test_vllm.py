@@ -65,9 +65,8 @@ pytestmark = [pytest.mark.matrix, NEEDS_MODEL, NEEDS_VLLM]
 
 def test_replies_of_vllm(tmp_path):
     asked = [(QUESTION, 1), (QUESTION, 1), (QUESTION, 2), ("word " * 8200, 3), ("Bees?", 4)]
-    sampled, greedy, wrong = rounds(
-        FOLDER, asked, {"temperature": 0.9}, {}, {"model": str(tmp_path)}
-    )
+    changes = [{"temperature": 0.9}, {"max_tokens": 8192}, {}, {"model": str(tmp_path)}]
+    sampled, endless, greedy, wrong = rounds(FOLDER, asked, *changes)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     for replies in (sampled, greedy):
         problems = [reply["problem"] for reply in replies]
@@ -85,6 +84,7 @@ def test_replies_of_vllm(tmp_path):
     assert sampled[0] == sampled[1] != sampled[2]
     assert greedy[0] == greedy[1] == greedy[2]
     assert "Paris" in greedy[0]["text"]
+    assert endless.startswith("questions.max_tokens: replies of 8,192 tokens leave no room")
     assert wrong.startswith(f"questions.model: {tmp_path} cannot be loaded (")
     assert "\n" not in wrong
 

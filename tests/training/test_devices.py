@@ -1,16 +1,24 @@
 """The device of a worker, and what `precision: auto` means."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pipelines.errors import InputError
 from pipelines.models.inference.backends import choose_precision
 from pipelines.settings import TrainingSettings
 from pipelines.training import devices
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.devices import choose_device, own_device, with_precision, worker_device
+from pipelines.training.devices import (
+    choose_device,
+    own_device,
+    show_one_gpu,
+    with_precision,
+    worker_device,
+)
 
 
 def among(*others: bool) -> SimpleNamespace:
@@ -81,6 +89,20 @@ def test_a_worker_takes_the_gpu_that_it_was_given(given, visible, local_rank, ex
     told = {"CUDA_VISIBLE_DEVICES": visible, "LOCAL_RANK": local_rank}
     environment = {name: value for name, value in told.items() if value is not None}
     assert choose_device(given, environment) == expected
+
+
+def test_a_reused_process_shows_the_gpu_of_each_task_until_it_computes(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(devices, "_AT_START", {"CUDA_VISIBLE_DEVICES": "2,3"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    for given, shown in (("1", "3"), ("0", "2"), ("3", "3")):
+        show_one_gpu(given)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    show_one_gpu("1")
+    with pytest.raises(InputError, match=r"reuse: a Python worker that computes on GPU 3 cannot"):
+        show_one_gpu("0")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 @pytest.fixture
