@@ -37,6 +37,7 @@ from pipelines.files.locations import Location
 from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import Results, job, say_model, say_report
+from pipelines.jobs.kept_start import keeps_start
 from pipelines.jobs.report import draw_report
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import write_card
@@ -86,6 +87,8 @@ class Measured:
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measure the run's start and its model; write `metrics.json`, samples and the report.
 
+    With `run.keep_start`, replace a model without a gain by its start, and measure that.
+
     Returns:
         The figures under `before` and `after`, under `interval` the known differences, and under
         `sets` a description of each set.
@@ -94,9 +97,14 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         InputError: There is no model, or its evaluation sets are unreadable.
         PipelineError: A training has replaced the model meanwhile.
     """
+    _check(config, RunFolder.of(config))
+    figures = _evaluate(config)
+    return _evaluate(config) if keeps_start(config, figures) else figures
+
+
+def _evaluate(config: Config) -> dict[str, Metrics]:
     start_of_job = Start()
     run = RunFolder.of(config)
-    _check(config, run)
     session = spark_session(config.for_stage("evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         # It refuses unreadable sets before any measurement.

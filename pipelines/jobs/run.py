@@ -8,21 +8,16 @@ from pipelines import progress
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.engines.automatic import with_engine
 from pipelines.engines.base import Engine, engine_of
-from pipelines.evaluation.intervals import BETTER
 from pipelines.evaluation.sets import check_sets, check_tables
-from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import job
 from pipelines.jobs.evaluate import Metrics, evaluate, show_figures
 from pipelines.jobs.prepare import check_needs, check_prepared_folder, prepare, shown_stages
-from pipelines.jobs.train import check_settings, keep_start, session_for, train
+from pipelines.jobs.train import check_settings, session_for, train
 from pipelines.jobs.triplets import asks, check_same_questions, check_triplets, make_triplets
-from pipelines.losses.loss import scores_pairs
 from pipelines.models.folder import check_start
 from pipelines.models.start import check_tokenizer
 from pipelines.pretraining.start import check_objective
-from pipelines.report.verdict import verdict
 from pipelines.runs.job_records import expected_seconds, keep_seconds
 from pipelines.runs.opening import check_owned, check_run_folder
 from pipelines.settings import Config
@@ -58,25 +53,9 @@ def run(config: Config) -> dict[str, Metrics]:
         prepare(chosen)
         train(chosen)
         figures = evaluate(chosen)
-        if chosen.run.keep_start and not scores_pairs(chosen):
-            figures = _with_start_unless_better(chosen, figures)
     # The next run looks them up by the settings of the user, without the chosen engine.
     keep_seconds(config, seconds)
     return figures
-
-
-def _with_start_unless_better(config: Config, figures: dict[str, Metrics]) -> dict[str, Metrics]:
-    """Let the model keep the start's weights without a gain, and measure it again."""
-    found = verdict({**storage.read_json(RunFolder.of(config).metrics), **figures})
-    if found is not None and found.word == BETTER and not (found.is_doubted or found.alarms):
-        return figures
-    why = "The evaluation made no comparison."
-    if found is not None:
-        doubts = "" if found.word != BETTER else f" {found.next_step}"
-        why = " ".join([*found.alarms, f"{found.sentence}{doubts}"])
-    logger.warning("the model keeps the start's weights (run.keep_start): %s", why)
-    keep_start(config, why)
-    return evaluate(config)
 
 
 def _check_training(config: Config) -> Engine:

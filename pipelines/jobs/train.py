@@ -50,7 +50,6 @@ from pipelines.models.adaptation import (
 )
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.folder import (
-    read_encoder,
     start_card,
     start_encoder,
     start_licence,
@@ -84,14 +83,7 @@ from pipelines.runs.job_records import (
     keep_preparation,
     last_step_of,
 )
-from pipelines.runs.model_choice import (
-    KEPT_START,
-    WHOLE,
-    asked_steps,
-    choose,
-    is_to_end,
-    start_share,
-)
+from pipelines.runs.model_choice import WHOLE, asked_steps, choose, is_to_end, start_share
 from pipelines.runs.opening import (
     check_owned,
     check_run_folder,
@@ -460,23 +452,6 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> Location:
     # A repeated, finished training has the figures of this very model already.
     write_card(paths, config, spec)
     return paths.model
-
-
-def keep_start(config: Config, why: str) -> None:
-    """Replace a run's model by its start; ``why`` is kept with the figures."""
-    paths, prepared = RunFolder.of(config), PreparedFolder.of(config)
-    spec, weights = read_encoder(paths.start)
-    figures = {"step": 0, "start_share": WHOLE, KEPT_START: why}
-    facts = replace(read_facts(paths, config, spec), model=figures, comparisons=(), verdict="")
-    card = model_card(replace(facts, digest=None))
-    with activity("training", "writing the start as the model"):
-        write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, card)
-    # It is of the weights that are refused.
-    storage.discard_folder(paths.adapter)
-    known = storage.read_json(paths.metrics)
-    trained = {name: known[name] for name in ("model", "after", "interval") if name in known}
-    of_start = {"model": figures, "weight_change": 0.0, "trained": trained}
-    update_run_metrics(paths.path, of_start)
 
 
 def _write_reranker(

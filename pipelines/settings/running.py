@@ -23,7 +23,7 @@ class RunSettings(Settings):
     same training and lanes as the model in service; same model and inputs as the table; same table
     as in the store."""
     keep_start: bool = False
-    """The model of `run` keeps the start's weights unless the evaluation shows a gain: on judged
+    """`evaluate` and `run` replace the model by the start unless they measure a gain: on judged
     sets, or without any on held-out pairs."""
     keep: int = Field(default=5, ge=0)
     """Number of other runs beside `run.folder` that `clean` keeps, newest first. Runs of models in

@@ -16,6 +16,7 @@ from question_documents import write_documents
 import pipelines
 from pipelines.errors import InputError
 from pipelines.files.run_folder import RunFolder
+from pipelines.jobs.kept_start import keeps_start
 from pipelines.jobs.triplets import check_same_questions
 from pipelines.models.folder import read_encoder
 from pipelines.settings import Config
@@ -69,9 +70,11 @@ def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
     configured, language_server, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO)
-    figures = pipelines.run(configured())
+    pipelines.run(configured().changed("run", keep_start=False))
+    assert "run.keep_start" not in caplog.text
     asks_on_resuming(configured())
     assert "goes on with the triplets that it began with" in caplog.text
+    figures = pipelines.evaluate(configured())
     assert "keeps the start's weights (run.keep_start)" in caplog.text
     run = tmp_path / "run"
     (_, start), (_, kept) = read_encoder(run / "start"), read_encoder(run / "model")
@@ -80,9 +83,13 @@ def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
         np.testing.assert_array_equal(kept[name], value, err_msg=name)
     assert figures["before"]["retrieval"] == figures["after"]["retrieval"]
     assert "start" in Path(run, "model", "README.md").read_text()
+    # A start that is kept already is not kept anew.
+    caplog.clear()
+    assert not keeps_start(configured(), figures)
+    assert "run.keep_start" not in caplog.text
 
     asked = language_server["counts"]["requests"]
-    pipelines.run(configured().changed("run", overwrite=True))
+    pipelines.ask(configured())
     assert language_server["counts"]["requests"] == asked
 
 

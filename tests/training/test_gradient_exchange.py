@@ -147,6 +147,8 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    if scenario in ("equal", "bf16", "shared"):
+        made("hf")
     made("granules")
     ranks = {}
     for rank in range(count):
