@@ -36,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.n_gpu_layers = 0
     options.warmup = False
     options.endpoint_metrics = options.endpoint_slots = True
-    server = xllamacpp.Server(options)
+    try:
+        server = xllamacpp.Server(options)
+    except RuntimeError:
+        # The library prints the reason itself.
+        sys.exit("The server did not start; see above. Name another --port if it is taken.")
     print(f"{NAME} at {server.listening_address}/v1", flush=True)
     signal.pause()
 

@@ -45,6 +45,7 @@ INDEX_FOLDER = "_index"
 SECONDS_BETWEEN = 1.0
 SECONDS_BETWEEN_LISTINGS = 10.0
 """Pause between listings of a folder in a store: they are billed."""
+_WHOLE_RATE = 10
 SIGN_SECONDS = 30.0
 """Interval of the signs of life of a part that nobody sees grow."""
 KEPT_SO_FAR = "; finished parts are kept, and the same command makes the others"
@@ -211,4 +212,6 @@ class PartsProgress:
         done = self._done()
         if done != self._first:
             rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
-            self._progress.show(done, f"{rate:.0f} rows/s")
+            # A language model may take seconds for a row.
+            told = f"{rate:.0f}" if rate >= _WHOLE_RATE else f"{rate:.2f}"
+            self._progress.show(done, f"{told} rows/s")
