@@ -17,6 +17,7 @@ from question_documents import DOCUMENTS, write_documents
 
 import pipelines
 from pipelines.cli import main
+from pipelines.corpus.stage import prepare_corpus
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
 from pipelines.jobs.ask import estimate_asking
@@ -49,10 +50,13 @@ def expected(documents: Path) -> set[tuple[str, str]]:
     return {one for one in found if len(owners[plain_form(one[0])]) == 1}
 
 
-def test_pairs_of_a_question_and_its_document(spark, asking, document_file, language_server):
-    # The round trip ranks all documents, so none is missed.
-    config = asking(round_trip=DOCUMENTS, price_input=1.0, price_output=10.0)
-    summary = pipelines.ask(config)
+def begin_with(whole, config) -> None:
+    """Has a job find the table that another one has made of documents at another place."""
+    shutil.copytree(whole.summary.folder, config.questions.output)
+
+
+def test_pairs_of_a_question_and_its_document(spark, whole, caplog, tmp_path):
+    summary, server, document_file = whole.summary, whole.server, whole.documents
     rows = rows_of(summary.folder)
     assert list(rows[0]) == ["anchor", "positive", "prompt", "group", "rank", "title", "key"]
     assert {(row["anchor"], row["positive"]) for row in rows} == expected(document_file)
@@ -68,8 +72,8 @@ def test_pairs_of_a_question_and_its_document(spark, asking, document_file, lang
     assert summary.questions == summary.rows + sum(summary.dropped.values())
     assert {*summary.dropped} <= {*REASONS}
     assert (summary.documents, summary.asked_documents) == (DOCUMENTS, DOCUMENTS)
-    assert (summary.requests, summary.known) == (DOCUMENTS, 0) == (requests(language_server), 0)
-    sent = (len(one["messages"][0]["content"].split()) for one in language_server["seen"])
+    assert (summary.requests, summary.known) == (DOCUMENTS, 0) == (requests(server), 0)
+    sent = (len(one["messages"][0]["content"].split()) for one in server["seen"])
     assert summary.prompt_tokens == sum(sent)
     assert summary.cost == pytest.approx((summary.prompt_tokens + 10 * summary.reply_tokens) / 1e6)
     manifest = json.loads(Path(summary.folder, "_manifest.json").read_text())
@@ -80,8 +84,15 @@ def test_pairs_of_a_question_and_its_document(spark, asking, document_file, lang
         *("_answers", "_asking.json", "_manifest.json")
     }
 
+    # The same job again has nothing to ask.
+    with caplog.at_level(logging.INFO):
+        again = pipelines.ask(whole.config)
+    assert "nothing to ask" in caplog.text
+    assert (again.requests, again.rows) == (0, summary.rows)
+    assert requests(server) == DOCUMENTS
+
     # The next training takes the table as it is.
-    trained = config.changed(
+    trained = whole.config.changed(
         "corpus",
         format="parquet",
         inputs=(summary.folder,),
@@ -89,53 +100,43 @@ def test_pairs_of_a_question_and_its_document(spark, asking, document_file, lang
         pair_columns=("anchor", "positive"),
         group_column="group",
         min_characters=1,
-    ).changed("prepared", folder=str(Path(summary.folder).with_name("prepared")))
-    pipelines.prepare(trained)
+    ).changed("prepared", folder=str(tmp_path / "prepared"))
+    prepare_corpus(spark, trained)
 
 
 def test_the_second_job_asks_about_new_documents_only(
-    spark, asking, document_file, language_server, caplog
+    spark, whole, asking, document_file, language_server
 ):
     config = asking(round_trip=None)
-    first = pipelines.ask(config)
-    before = requests(language_server)
-    with caplog.at_level(logging.INFO):
-        again = pipelines.ask(config)
-    assert "nothing to ask" in caplog.text
-    assert (again.requests, again.rows) == (0, first.rows)
-    assert requests(language_server) == before
-
+    begin_with(whole, config)
     texts = [row["text"] for row in rows_of(document_file)]
     changed = [*texts[2:], "Kangaroos hop across Australian grasslands", texts[5]]
     write_documents(document_file, changed)
     second = pipelines.ask(config)
     assert (second.documents, second.requests, second.known) == (DOCUMENTS - 1, 1, DOCUMENTS - 2)
-    assert requests(language_server) == before + 1
+    assert requests(language_server) == 1
     kept = {row["positive"] for row in rows_of(second.folder)}
     assert kept <= {*changed}
     assert "Kangaroos hop across Australian grasslands" in kept
 
 
-def test_other_filters_need_no_further_request(spark, asking, language_server):
-    first = pipelines.ask(asking(round_trip=None))
-    before = requests(language_server)
+def test_other_filters_need_no_further_request(spark, whole, asking, language_server):
+    begin_with(whole, asking())
     second = pipelines.ask(asking(round_trip=None, max_characters=45))
-    assert requests(language_server) == before
-    assert second.questions == first.questions
-    assert second.rows < first.rows
+    assert requests(language_server) == 0
+    assert second.questions == whole.summary.questions
+    assert second.rows < whole.summary.rows
     assert max(len(row["anchor"]) for row in rows_of(second.folder)) <= 45
     third = pipelines.ask(asking(round_trip=1))
-    assert requests(language_server) == before
+    assert requests(language_server) == 0
     assert {row["rank"] for row in rows_of(third.folder)} == {1}
     assert third.dropped["document not found"] > 0
 
 
 def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(
-    spark, asking, language_server, monkeypatch, caplog
+    spark, whole, asking, language_server, monkeypatch, caplog
 ):
-    whole = bytes_of(pipelines.ask(asking(output=asking().questions.output + "-whole")).folder)
-    before = requests(language_server)
-    config = asking()
+    config = asking(round_trip=DOCUMENTS)
 
     def dies(*_: object, **__: object) -> None:
         raise PipelineError("the driver is killed here")
@@ -155,24 +156,24 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(
     with caplog.at_level(logging.INFO):
         summary = pipelines.ask(config)
     assert "resuming the table in" in caplog.text
-    assert requests(language_server) == before + DOCUMENTS + answers
+    assert requests(language_server) == DOCUMENTS + answers
     assert summary.requests == DOCUMENTS
-    assert bytes_of(summary.folder) == whole
+    assert bytes_of(summary.folder) == bytes_of(whole.summary.folder)
     assert not begun.exists()
 
 
-def test_other_answers_are_replaced_only_if_asked(spark, asking, language_server):
+def test_other_answers_are_replaced_only_if_asked(spark, whole, asking, language_server):
     config = asking(round_trip=None)
-    made = bytes_of(pipelines.ask(config).folder)
+    begin_with(whole, config)
+    made = bytes_of(config.questions.output)
     changes = [{"temperature": 0.1}, {"max_tokens": 99}, {"per_prompt": 2}, {"seed": 4}]
     for change in changes:
         other = asking(round_trip=None, **change)
         with pytest.raises(InputError, match=r"were made with another value of this setting\. Set"):
             pipelines.ask(other)
     assert bytes_of(config.questions.output) == made
-    before = requests(language_server)
     again = pipelines.ask(asking(round_trip=None, temperature=0.1, overwrite=True))
-    assert requests(language_server) == before + DOCUMENTS
+    assert requests(language_server) == DOCUMENTS
     assert again.known == 0
     notes = Path(config.questions.output, "notes.txt")
     notes.write_text("mine")
@@ -182,12 +183,10 @@ def test_other_answers_are_replaced_only_if_asked(spark, asking, language_server
 
 
 def test_a_budget_ends_the_asking_and_the_next_job_goes_on(
-    spark, asking, language_server, monkeypatch, caplog
+    spark, whole, asking, monkeypatch, caplog
 ):
     monkeypatch.setattr("pipelines.questions.ask._TASK_TOKENS", 4000)
-    whole = pipelines.ask(asking(round_trip=None, output=asking().questions.output + "-whole"))
-    tokens = whole.prompt_tokens + whole.reply_tokens
-    budget = tokens // 2
+    budget = (whole.summary.prompt_tokens + whole.summary.reply_tokens) // 2
     config = asking(round_trip=None, token_budget=budget)
     with caplog.at_level(logging.INFO):
         first = pipelines.ask(config)
@@ -195,11 +194,11 @@ def test_a_budget_ends_the_asking_and_the_next_job_goes_on(
     left = DOCUMENTS - first.asked_documents
     assert 0 < left < DOCUMENTS
     assert f"{left} documents were not asked about: questions.token_budget" in caplog.text
-    assert first.rows < whole.rows
+    assert first.rows < whole.summary.rows
     second = pipelines.ask(config)
     assert second.known == first.requests
     last = pipelines.ask(config) if second.asked_documents < DOCUMENTS else second
-    assert (last.asked_documents, last.rows) == (DOCUMENTS, whole.rows)
+    assert (last.asked_documents, last.rows) == (DOCUMENTS, whole.summary.rows)
     assert pipelines.ask(config).requests == 0
 
 
@@ -266,12 +265,9 @@ def test_answers_of_an_unfinished_table_are_kept_when_documents_change(
     }
 
 
-def test_a_job_that_dies_at_its_budget_forgets_no_answer(
-    spark, asking, language_server, monkeypatch
-):
+def test_a_job_that_dies_at_its_budget_forgets_no_answer(spark, whole, asking, monkeypatch):
     monkeypatch.setattr("pipelines.questions.ask._TASK_TOKENS", 4000)
-    whole = pipelines.ask(asking(round_trip=None, output=asking().questions.output + "-whole"))
-    tokens = whole.prompt_tokens + whole.reply_tokens
+    tokens = whole.summary.prompt_tokens + whole.summary.reply_tokens
 
     def dies(*_: object, **__: object) -> None:
         raise PipelineError("the driver is killed here")
@@ -281,7 +277,7 @@ def test_a_job_that_dies_at_its_budget_forgets_no_answer(
         with pytest.raises(PipelineError, match="killed here"):
             pipelines.ask(asking(round_trip=None, token_budget=tokens // 2))
     summary = pipelines.ask(asking(round_trip=None))
-    assert (summary.asked_documents, summary.rows) == (DOCUMENTS, whole.rows)
+    assert (summary.asked_documents, summary.rows) == (DOCUMENTS, whole.summary.rows)
 
 
 def test_a_job_that_dies_at_its_budget_keeps_to_it_in_the_next_run(
