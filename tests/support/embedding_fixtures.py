@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +19,7 @@ from pipelines.models.weights import random_weights
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import SPECIAL_TOKENS, load_tokenizer, save_wordpieces
+from pipelines.vectors.embed import EmbeddingSummary, embed_table
 
 CONTINUES = "##"
 """Before a piece that does not begin a word."""
@@ -73,18 +77,32 @@ def minilm_folder() -> Path:
     return default_start()
 
 
+def job_of(model: Path, sentences: Path, output: Path, /, **settings: Any) -> Config:
+    """The configuration of a job in parts of 64 rows."""
+    known = {
+        "model": str(model),
+        "inputs": [str(sentences)],
+        "output": str(output),
+        "part_rows": 64,
+        "precision": "fp32",
+    }
+    return parse({"embedding": known | settings})
+
+
 @pytest.fixture
 def job(small_model, sentence_file, tmp_path) -> Callable[..., Config]:
-    """Makes the configuration of a job in parts of 64 rows."""
+    """Makes the configuration of a job whose table is the test's own."""
+    return partial(job_of, small_model, sentence_file, tmp_path / "table")
 
-    def configured(**settings) -> Config:
-        known = {
-            "model": str(small_model),
-            "inputs": [str(sentence_file)],
-            "output": str(tmp_path / "table"),
-            "part_rows": 64,
-            "precision": "fp32",
-        }
-        return parse({"embedding": known | settings})
 
-    return configured
+@pytest.fixture(scope="session")
+def embedded(spark, small_model, sentence_file, tmp_path_factory) -> EmbeddingSummary:
+    """What such a job has made; nobody writes into its folder."""
+    folder = tmp_path_factory.mktemp("embedded") / "table"
+    return embed_table(spark, job_of(small_model, sentence_file, folder))
+
+
+@pytest.fixture
+def embedded_table(embedded, tmp_path) -> Path:
+    """A copy of that table where the test's own one is."""
+    return Path(shutil.copytree(embedded.folder, tmp_path / "table"))

@@ -28,9 +28,10 @@ def unfinished(folder) -> None:
     (folder / ATTEMPTS / "dead" / f"{third.stem}.1").write_bytes(b"PAR1 and then nothing")
 
 
-def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job, tmp_path) -> None:
-    folder = tmp_path / "table"
-    embed_table(spark, job())
+def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(
+    spark, job, embedded_table
+) -> None:
+    folder = embedded_table
     for overwrite in (False, True):
         unfinished(folder)
         first = min(folder.glob("part-*"))
@@ -44,9 +45,9 @@ def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job
     assert open_table(folder).dimensions == 8
 
 
-def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) -> None:
+def test_a_table_that_is_up_to_date_is_told_from_others(job, embedded, tmp_path) -> None:
     assert not EmbeddingJob.of(job()).is_up_to_date()
-    embed_table(spark, job())
+    shutil.copytree(embedded.folder, tmp_path / "table")
     assert EmbeddingJob.of(job()).is_up_to_date()
     assert not EmbeddingJob.of(job(dimensions=8)).is_up_to_date()
     # By the model in service, and without a session.

@@ -118,15 +118,6 @@ def test_keys_are_of_one_row_each(spark, lake, lines, tmp_path) -> None:
             embed_table(spark, lake.job(**only))
 
 
-def test_another_model_makes_all_of_it_again(spark, lake, small_model, tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, "pipelines")
-    embed_here(lake.job())
-    assert embed_table(spark, lake.job(dimensions=8, part_rows=100)).embedded == 200
-    assert "embedding.dimensions has changed since" in caplog.text
-    assert "The job embeds all rows again" in caplog.text
-    assert open_table(lake.output).dimensions == 8
-
-
 def test_a_killed_update_leaves_the_table_of_before(spark, lake, monkeypatch) -> None:
     embed_here(lake.job())
     before, files = by_key(lake.output), sorted(lake.output.iterdir())

@@ -56,7 +56,7 @@ def lake(job, tmp_path):
     return Lake()
 
 
-def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) -> None:
+def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines, caplog) -> None:
     follow, copy = example("follow")["follow"], {}
     rows = {f"row {number}": (line, "nobody") for number, line in enumerate(lines[:60])}
     rows["row 7"], rows["row 8"] = (None, "nobody"), (lines[8], "Ada")
@@ -94,7 +94,10 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines) 
     # The input still has them. Files are named anew, and nothing else is another.
     lake.write(dict(shuffled), size=25)
     assert str(embed_table(spark, lake.job()).changes).startswith("0 new, 0 changed, 0 with")
-    assert embed_table(spark, lake.job(dimensions=8)).changes.changed == 58
+    with caplog.at_level("INFO", "pipelines"):
+        assert embed_table(spark, lake.job(dimensions=8)).changes.changed == 58
+    assert "embedding.dimensions has changed since" in caplog.text
+    assert "The job embeds all rows again" in caplog.text
     assert [log.version for log in logs_after(lake.table, 0)] == [1, 2, 3, 4]
     table_id = read_lineage(lake.table).table
     for known, since in ((copy, at), (late, at_1), ({}, None)):

@@ -73,8 +73,8 @@ def test_a_table_keeps_its_calibration(spark, job, lines, minilm_folder, tmp_pat
     # Executors compute what this process does, in batches of other texts.
     here = load_embedder(minilm_folder, precision="int8", calibration=content)
     vectors = vectors_of(pq.read_table(output).sort_by("id")["embedding"])
-    np.testing.assert_allclose(vectors, here(lines[:280]), atol=1e-2)
-    cosines = (vectors * load_embedder(minilm_folder)(lines[:280])).sum(axis=1)
+    np.testing.assert_allclose(vectors[::4], here(lines[:280:4]), atol=1e-2)
+    cosines = (vectors[::4] * load_embedder(minilm_folder)(lines[:280:4])).sum(axis=1)
     assert 0.98 < cosines.min() < 0.99999
 
     # `auto` goes on in the table's form, with other texts and the same calibration.
@@ -91,8 +91,9 @@ def test_a_table_keeps_its_calibration(spark, job, lines, minilm_folder, tmp_pat
 
     # Another precision makes every vector again.
     caplog.clear()
+    pq.write_table(pa.table({"id": range(20), "text": changed[:20]}), source)
     summary = embed_table(spark, job(**known, precision="fp32", part_rows=70))
-    assert summary.embedded == 300
+    assert summary.embedded == 20
     assert "embedding.precision has changed" in caplog.text
     assert manifest_of(output)["int8"] is None
     assert not (output / CALIBRATION_FILE).exists()
