@@ -36,7 +36,8 @@ DISTRIBUTIONS = {
 }
 # What makes the example short, and needs no other library.
 SHORT = (
-    *("training.max_steps=4", "training.workers=1", "tokens.max_length=32"),
+    *("training.max_steps=2", "training.workers=1", "tokens.max_length=32"),
+    *("encoder.keep_layers=1", "lanes.granule=8"),
     *("evaluation.geometry=false", "evaluation.samples=0"),
     *("spark.sql.shuffle.partitions=2", "spark.ui.enabled=false"),
     # As in conftest.py: compilation costs more than it gives.

@@ -108,21 +108,35 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     assert storage.read_json(run / "metrics.json")["model"]["value"] == 1000.0
 
 
-def test_a_driver_killed_before_it_wrote_the_last_lines_leaves_no_gap_in_them(
-    prepared, tmp_path, caplog
+def test_a_run_leaves_no_gap_in_its_lines_and_begins_anew_where_it_is_overwritten(
+    prepared, tmp_path, caplog, monkeypatch
 ):
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=6)
     config = config.changed("training", log_every=1, checkpoint_every=3)
     config = config.changed("run", folder=str(tmp_path / "run"))
     pipelines.train(config)
-    lines, trained = tmp_path / "run" / "metrics.jsonl", load_checkpoint(tmp_path / "run", 6)
+    run = tmp_path / "run"
+    lines, trained = run / "metrics.jsonl", load_checkpoint(run, 6)
+    # A driver was killed before it wrote the last lines.
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:4]))
     pipelines.train(config.changed("training", resume=True))
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert "the run goes on from step 3, not 6" in caplog.text
-    for name, value in load_checkpoint(tmp_path / "run", 6).weights.items():
+    for name, value in load_checkpoint(run, 6).weights.items():
         np.testing.assert_array_equal(value, trained.weights[name], err_msg=name)
+
+    def opened_in_time(*given):
+        found = open_run_folder(*given)
+        # A late worker of the run that is overwritten still writes.
+        save_checkpoint(run, replace(trained, step=3), keep=9)
+        return found
+
+    monkeypatch.setattr("pipelines.jobs.train.open_run_folder", opened_in_time)
+    anew = config.changed("training", max_steps=4, checkpoint_every=100)
+    pipelines.train(anew.changed("run", overwrite=True))
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3, 4]
+    assert [path.name for path in (run / "checkpoints").glob("step-00000003*")] == []
 
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared, config, tmp_path):
@@ -151,26 +165,3 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     again = asked.changed("training", resume=True)
     pipelines.train(again.changed("encoder", lsa=LsaSettings()))
     assert read_encoder(tmp_path / "run" / "model")[0].lsa == 0
-
-
-def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_still_writes(
-    prepared, tmp_path, monkeypatch
-):
-    config = small_config(
-        prepared, engine="local", framework="torch", workers=1, max_steps=4, log_every=1
-    )
-    config = config.changed("run", folder=str(tmp_path / "run"))
-    pipelines.train(config)
-    run = tmp_path / "run"
-    late = load_checkpoint(run, 4)
-
-    def opened_in_time(*given):
-        found = open_run_folder(*given)
-        save_checkpoint(run, replace(late, step=3), keep=9)
-        return found
-
-    monkeypatch.setattr("pipelines.jobs.train.open_run_folder", opened_in_time)
-    pipelines.train(config.changed("run", overwrite=True))
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
-    assert [path.name for path in (run / "checkpoints").glob("step-00000003*")] == []
