@@ -76,20 +76,17 @@ def test_damage_where_nothing_is_wanted_does_not_count(spark, tmp_path, inputs):
     assert len(pairs_of(prepare(spark, tmp_path))) == 300
 
 
-@pytest.mark.parametrize(
-    "names, problem",
-    [
-        (("sentence1", "Sentence1", "sentence2"), "columns `sentence1` and `Sentence1`, which are"),
-        (("sentence1", "sentence2", "sentence1"), "two columns `sentence1`"),
-    ],
-)
-def test_columns_that_cannot_be_told_apart_are_named(spark, tmp_path, inputs, names, problem):
+def test_columns_that_cannot_be_told_apart_are_named(spark, tmp_path, inputs):
     file = inputs / "1.parquet"
     columns = [[sentence(number) for number in range(10)]] * 3
-    pq.write_table(pa.Table.from_arrays(list(map(pa.array, columns)), names=names), file)
-    with pytest.raises(InputError, match=rf"1\.parquet cannot be read \({problem}") as raised:
-        prepare(spark, tmp_path, inputs=[str(file)])
-    assert "\n" not in str(raised.value)
+    for names, problem in (
+        (("sentence1", "sentence2", "sentence1"), "two columns `sentence1`"),
+        (("sentence1", "Sentence1", "sentence2"), "columns `sentence1` and `Sentence1`, which are"),
+    ):
+        pq.write_table(pa.Table.from_arrays(list(map(pa.array, columns)), names=names), file)
+        with pytest.raises(InputError, match=rf"1\.parquet cannot be read \({problem}") as raised:
+            prepare(spark, tmp_path, inputs=[str(file)])
+        assert "\n" not in str(raised.value)
     summary = prepare(spark, tmp_path, max_quarantined=0.4)
     assert len(pairs_of(summary)) == 200
     assert quarantine(summary)[0]["reason"].startswith(problem)
@@ -99,14 +96,15 @@ def test_columns_that_cannot_be_told_apart_are_named(spark, tmp_path, inputs, na
     assert raised.value.key == "corpus.exclude"
 
 
+DATES = pa.array([date(1066, 10, 14), date(1899, 12, 31)] * 50)
+MOMENTS = pa.array([datetime(1492, 10, 12), datetime(1899, 12, 31)] * 50, pa.timestamp("us"))
+
+
 @pytest.mark.parametrize(
-    "begins",
-    [
-        pa.array([date(1066, 10, 14), date(1899, 12, 31)] * 50),
-        pa.array([datetime(1492, 10, 12), datetime(1899, 12, 31)] * 50, pa.timestamp("us")),
-    ],
+    ("begins", "version"),
+    [(MOMENTS, "int96"), (MOMENTS, "plain"), (DATES, "plain")],
+    ids=["moments as int96", "moments", "dates"],
 )
-@pytest.mark.parametrize("version", ["int96", "plain"])
 def test_dates_before_1900_are_groups_as_any_others(spark, tmp_path, inputs, begins, version):
     table = pq.read_table(inputs / "1.parquet").append_column("day", begins)
     file = inputs / "1.parquet"
