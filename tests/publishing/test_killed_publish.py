@@ -19,7 +19,7 @@ import pipelines
 from pipelines.catalog import STORES as KINDS
 from pipelines.publishing import publish as job
 
-KILLS = 4
+KILLS = 3
 MOST_KILLS = 10
 
 

@@ -46,8 +46,18 @@ def marks_of(store):
 
 @pytest.fixture(params=[pytest.param(name, marks=marks_of(name)) for name in STORES])
 def served(request, tmp_path):
+    """Each store, for what it does in its own way."""
     with STORES[request.param](tmp_path) as store:
         yield store
+
+
+# For what the job decides: a store in a folder, and one behind a server.
+FEW = (QUICK, "pgvector")
+SOME = [
+    pytest.param(name, marks=marks_of(name) if name in FEW else [pytest.mark.matrix])
+    for name in STORES
+]
+of_the_job = pytest.mark.parametrize("served", SOME, indirect=True)
 
 
 @pytest.fixture
@@ -134,6 +144,7 @@ def test_it_follows_new_changed_and_deleted_rows(served, table, monkeypatch):
         pipelines.publish(config_of(served, table).changed("run", only_new=True))
 
 
+@of_the_job
 def test_several_versions_are_caught_up_at_once(served, table, monkeypatch):
     table.write(rows_of(120))
     publish(served, table, monkeypatch)
@@ -165,6 +176,7 @@ def test_another_model_gets_a_collection_of_its_own(served, table, monkeypatch):
     same(served, table)
 
 
+@of_the_job
 def test_a_table_without_the_log_is_read_whole(served, table, monkeypatch):
     table.keep = 1
     table.write(rows_of(50))
@@ -180,6 +192,7 @@ def test_a_table_without_the_log_is_read_whole(served, table, monkeypatch):
             served.rows(first.collection)
 
 
+@of_the_job
 def test_another_table_replaces_the_rows_on_request(served, table, tmp_path, monkeypatch):
     table.write(rows_of(40))
     publish(served, table, monkeypatch)
@@ -215,6 +228,7 @@ def test_keys_may_be_strings_with_any_character(served, tmp_path, monkeypatch):
     same(served, table)
 
 
+@of_the_job
 def test_int8_vectors_are_multiplied_out(served, tmp_path, monkeypatch):
     table = VectorTables(tmp_path / "embedded", int8=True)
     table.write(rows_of(40, at_3=None))
@@ -255,6 +269,7 @@ def test_values_of_other_types_come_whole(served, table, monkeypatch):
     assert "08:30:05.123456" in str(found[1]["at"])
 
 
+@of_the_job
 def test_overwrite_builds_again_what_somebody_has_changed(served, table, monkeypatch, caplog):
     table.write(rows_of(30))
     first = publish(served, table, monkeypatch)
@@ -323,6 +338,7 @@ def test_the_command_tells_its_work_before_and_after(table, tmp_path, capsys):
     assert json.loads(outcome.read_text())["exit_code"] == 4
 
 
+@of_the_job
 def test_a_collection_with_other_rows_than_the_table_gets_no_readers(served, table, monkeypatch):
     table.write(rows_of(30))
     manifest = table.folder / "_manifest.json"

@@ -107,7 +107,15 @@ def assert_same(found: dict[Any, dict[str, Any]], wanted: dict[Any, dict[str, An
         assert ours == row
 
 
-@pytest.fixture(scope="module", params=SERVED)
+# The engine behind the server; what the file adds is told below and in test_publish.py.
+IN_MATRIX = ("milvus_file",)
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.matrix] if name in IN_MATRIX else []
+
+
+@pytest.fixture(scope="module", params=[pytest.param(one, marks=marks_of(one)) for one in SERVED])
 def served(request, tmp_path_factory) -> Iterator[ServedStore]:
     with SERVED[request.param](tmp_path_factory.mktemp(request.param)) as store:
         yield store
