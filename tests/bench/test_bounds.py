@@ -211,7 +211,11 @@ runs:
     benchmark: tokenise
     options: {data: TEXTS}
     # Its tasks run in the driver: executors would be started for nothing.
-    settings: ["spark.master=local[1]"]
+    settings:
+      - spark.master=local[1]
+      # As in conftest.py: compilation costs more than it gives.
+      - spark.sql.codegen.wholeStage=false
+      - spark.sql.codegen.factoryMode=NO_CODEGEN
     bounds:
       - {name: wrong, figure: differing_sentences, kind: count, exactly: 1, seen: "0"}
       - {name: right, figure: sentences, kind: ratio, at_least: 1, seen: "100"}

@@ -61,7 +61,8 @@ def corpus(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     write_docstrings(folder / "docs.jsonl")
     texts = [json.loads(line)["text"] for line in (folder / "docs.jsonl").open()]
-    (folder / "plain.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    # Each sentence is compared with those of all copies.
+    (folder / "plain.txt").write_text("\n\n".join(texts[::4]), encoding="utf-8")
     with gzip.open(folder / "wiki.txt.gz", "wt", encoding="utf-8", newline="") as file:
         file.write(WIKI)
     return folder
