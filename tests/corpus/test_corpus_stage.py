@@ -27,14 +27,22 @@ COLUMNS = {
         "  The second\ttext. ",
         'Quoted "text", here.',
         "Grüße an alle.",
+        "A text\nof two lines.",
     ],
-    "two": ["Its own partner.", "Another partner.", "A partner, too.", "Viele Grüße."],
+    "two": [
+        "Its own partner.",
+        "Another partner.",
+        "A partner, too.",
+        "Viele Grüße.",
+        "Its own line.",
+    ],
 }
 EXPECTED = {
     ("The first text here.", "Its own partner."),
     ("The second text.", "Another partner."),
     ('Quoted "text", here.', "A partner, too."),
     ("Grüße an alle.", "Viele Grüße."),
+    ("A text of two lines.", "Its own line."),
 }
 
 
@@ -47,7 +55,8 @@ def write_columns(folder, kind):
     tabbed = ["\t".join(text.replace("\t", " ") for text in row) for row in rows[:3]]
     contents = {
         "a b[1].jsonl": "\n".join(json.dumps(row) for row in objects) + "\n\n",
-        "a b[1].csv": "\r\n".join(["one,two", *quoted]),
+        # The last two are quarantined.
+        "a b[1].csv": "\r\n".join(["one,two", *quoted, "only one", "a,b,c"]),
         "a b[1].tsv": "\n".join(["one\ttwo", *tabbed]),
     }
     if kind == "parquet":
@@ -72,9 +81,12 @@ def test_columns_of_every_format(spark, tmp_path, kind):
         pairs="columns",
         pair_columns=["one", "two"],
         evaluation_share=0,
+        max_quarantined=0.7,
     )
     assert sides_of(summary) == EXPECTED
-    assert (summary.pairs, summary.queries, summary.documents) == (4, 0, 0)
+    assert (summary.pairs, summary.queries, summary.documents) == (5, 0, 0)
+    quarantined = {line.name: line.rows for line in summary.funnel if line.kind == "quarantined"}
+    assert quarantined == ({"not as many fields as the header": 2} if kind == "csv" else {})
     assert not (summary.folder / "evaluation").exists()
     assert sorted(path.name for path in summary.folder.iterdir()) == [
         "funnel.json",
@@ -203,9 +215,8 @@ def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
         sentence1=[sentence(4).upper().replace(" ", "  ") + "?", None],
         sentence2=["...", "short"],
     )
-    summary = prepared(
-        spark, tmp_path, path, pairs="group", group_column="image", exclude=[exclude]
-    )
+    corpus = {"pairs": "group", "group_column": "image", "near_duplicates": 0}
+    summary = prepared(spark, tmp_path, path, **corpus, exclude=[exclude])
     texts = {text for pair in sides_of(summary) for text in pair}
     # The short text is dropped for its length, and still speaks for its group.
     assert texts == {sentence(n) for n in range(3)}
@@ -240,8 +251,13 @@ def odd_rows(seed):
     ]
 
 
+# The matrix has those forms in which a row is one text, or a text and what stands before it.
 @pytest.mark.parametrize(
-    "form", ["summary", "adjacent", "title", "columns", "triplets", "group", "single"]
+    "form",
+    [
+        *("adjacent", "columns", "triplets", "group"),
+        *(pytest.param(form, marks=pytest.mark.matrix) for form in ("summary", "title", "single")),
+    ],
 )
 def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form):
     # One row that always gives a pair, so that there is a corpus to write.
@@ -279,25 +295,6 @@ def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form):
     assert all(row["anchor"] != row["positive"] for row in written)
     told = json.loads((summary.folder / "funnel.json").read_text())
     assert told == [line.as_json() for line in summary.funnel]
-
-
-def test_a_row_with_too_many_or_too_few_fields_is_counted(spark, tmp_path):
-    (tmp_path / "a.csv").write_text(
-        'one,two,three\n"A text\nof two lines.",Its partner here.,x\nonly one\na,b,c,d\n'
-    )
-    summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[str(tmp_path / "a.csv")],
-        format="csv",
-        pairs="columns",
-        pair_columns=["one", "two"],
-        evaluation_share=0,
-        max_quarantined=0.7,
-    )
-    assert sides_of(summary) == {("A text of two lines.", "Its partner here.")}
-    quarantined = {line.name: line.rows for line in summary.funnel if line.kind == "quarantined"}
-    assert quarantined == {"not as many fields as the header": 2}
 
 
 def test_schema_hashes_and_files_with_other_headers(spark, tmp_path):
