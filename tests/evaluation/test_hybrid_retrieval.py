@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from embedding_fixtures import small_model
 from measured_sets import write_set
 
 from pipelines.errors import InputError
@@ -18,6 +19,8 @@ from pipelines.settings.encoder import LsaSettings
 from pipelines.settings.load import parse
 from pipelines.vectors.bm25 import WordQueries, best_by_words, word_statistics
 from pipelines.vectors.nearest import Neighbours, best_of, unit_length
+
+__all__ = ["small_model"]
 
 DOCUMENTS = {
     "d1": ("Error E4711", "The pump has lost its pressure."),
@@ -103,19 +106,22 @@ def test_each_set_is_measured_with_words_too(spark, config, minilm, reference, t
     assert found["pumps+bm25"]["bm25_ndcg@10"] == pytest.approx(alone, abs=1e-6)
 
 
-def test_a_lexical_model_is_measured_without_its_words_too(spark, config, minilm, tmp_path) -> None:
-    spec, weights = read_encoder(minilm)
+def test_a_lexical_model_is_measured_without_its_words_too(
+    spark, config, small_model, tmp_path
+) -> None:
+    spec, weights = read_encoder(small_model)
     # So long that they decide about the ranks.
     words = 9 * np.random.default_rng(3).normal(size=(spec.vocabulary, 16)).astype(np.float32)
-    write_encoder(tmp_path / "lexical", *with_terms(spec, weights, words), minilm, "")
-    assert (count_terms(minilm), count_terms(tmp_path / "lexical")) == (0, 16)
+    write_encoder(tmp_path / "lexical", *with_terms(spec, weights, words), small_model, "")
+    assert (count_terms(small_model), count_terms(tmp_path / "lexical")) == (0, 16)
 
-    apart = config.model_copy(
-        update={"encoder": config.encoder.model_copy(update={"lsa": LsaSettings(dimensions=16)})}
+    apart = config.changed("encoder", lsa=LsaSettings(dimensions=16))
+    apart = apart.changed("objective", dimensions=(8,))
+    plain, lexical = (
+        evaluate(spark, apart, model) for model in (small_model, tmp_path / "lexical")
     )
-    plain, lexical = (evaluate(spark, apart, model) for model in (minilm, tmp_path / "lexical"))
-    names = ["pumps", "pumps+bm25", "pumps@encoder", "pumps@encoder+bm25", "pumps@64"]
-    assert list(lexical) == [*names, "pumps@64+bm25"] == list(plain)
+    names = ["pumps", "pumps+bm25", "pumps@encoder", "pumps@encoder+bm25", "pumps@8"]
+    assert list(lexical) == [*names, "pumps@8+bm25"] == list(plain)
     assert plain["pumps@encoder"] == plain["pumps"] != lexical["pumps"]
     for name in ("pumps", "pumps+bm25"):
         encoder = name.replace("pumps", "pumps@encoder")
