@@ -14,8 +14,11 @@ from pipelines_bench.train import Contender, _ratio, _trainer, computes_in_bf16
 from pipelines_bench.trainers import ids_collator, token_ids
 
 
-def test_a_trainer_makes_the_steps_that_are_ordered(prepared):
-    with _trainer(small_config(prepared), Contender("here", "tensorflow", "fp32")) as trainer:
+@pytest.mark.parametrize(
+    "framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.matrix)]
+)
+def test_a_trainer_makes_the_steps_that_are_ordered(prepared, framework):
+    with _trainer(small_config(prepared), Contender("here", framework, "fp32")) as trainer:
         for steps in (3, 1, 2):
             trainer.order(steps)
             answer = trainer.answer()

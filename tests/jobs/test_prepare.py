@@ -20,6 +20,12 @@ from pipelines.settings.load import dump
 __all__ = ["small_model"]
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
+# As in conftest.py: compilation costs more than it gives.
+BRIEF = {
+    "master": "local[1]",
+    "sql.codegen.wholeStage": "false",
+    "sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 def digests(folder):
@@ -91,7 +97,7 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     folder = tmp_path / "prepared"
     config = small_config(folder)
     # What is killed needs no cluster, whose executors would be more to start.
-    (tmp_path / "job.yaml").write_text(dump(config.changed("spark", master="local[1]")))
+    (tmp_path / "job.yaml").write_text(dump(config.changed("spark", **BRIEF)))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
     # What is killed leaves its temporary files.
     temporary = tmp_path / "temporary"

@@ -34,6 +34,8 @@ def config(prepared, tmp_path_factory) -> Config:
             update={"folder": str(tmp_path_factory.mktemp("reranker") / "run")}
         ),
         "objective": objective("reranking", granule_negatives=3),
+        # It ranks each query's first documents, the more the longer.
+        "evaluation": settings.evaluation.model_copy(update={"rerank_depth": 10}),
     }
     return settings.model_copy(update=updates)
 
