@@ -117,15 +117,9 @@ def test_queries_and_pairs_are_found_whatever_their_form(spark, folder) -> None:
         pair("Two dogs run.", "Here and there."),
         pair("Nearby", "A cat sleeps."),
     )
-    found = counts(spark, settings(folder, near=None))
+    # Nearly equal texts count as they do for `exclude`.
+    found = counts(spark, settings(folder, near=0.7))
     assert found == {"users": (4, 3, 4, 1), "sts": (3, 1, 3, 1)}
-
-
-def test_nearly_equal_texts_count_as_they_do_for_exclude(spark, folder) -> None:
-    write_pairs(folder, pair(LONG.format("cellar"), "Feed it."))
-    for near, seen in ((0.0, 0), (0.7, 1)):
-        alone = settings(folder, near=near, similarity=[])
-        assert counts(spark, alone)["users"][:2] == (4, seen)
 
 
 def test_one_text_that_is_like_both_of_a_pair_is_not_the_pair(spark, folder) -> None:
@@ -181,7 +175,8 @@ def test_what_has_not_changed_is_not_matched_again(spark, folder) -> None:
 
 
 def test_a_run_remembers_what_it_was_trained_on(spark, folder) -> None:
-    write_pairs(folder, pair(QUERIES["q3"], "They fell."))
+    # Where only equal texts count, the second one is none of the set.
+    write_pairs(folder, pair(QUERIES["q3"], "They fell."), pair(LONG.format("cellar"), "Feed it."))
     config = settings(folder)
     counts(spark, config)
     run = RunFolder(folder / "run")
