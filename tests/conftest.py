@@ -73,7 +73,9 @@ MOST_EXECUTORS = 4
 OF_ONE_EXECUTOR = {
     *("corpus", "dags", "evaluation", "jobs", "lanes", "promotion", "spark", "tokens", "tracking"),
     *("publishing", "questions", "scoring", "vectors", "test_golden.py", "test_ml.py"),
-    *("test_duplicates_benchmark.py", "test_tokenise.py"),
+    *("test_duplicates_benchmark.py", "test_hybrid_benchmark.py", "test_prepare_benchmark.py"),
+    *("test_quality_benchmark.py", "test_soak.py", "test_strategy_peers.py", "test_tokenise.py"),
+    "test_train_benchmark.py",
 }
 # Of two workers, and no server beside them.
 OF_TWO_EXECUTORS = {"test_training_on_sources.py"}
