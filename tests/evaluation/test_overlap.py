@@ -153,25 +153,25 @@ def test_guards_and_labelled_pairs_are_looked_at_and_a_broken_set_is_left_out(
 
 def test_what_has_not_changed_is_not_matched_again(spark, folder) -> None:
     write_pairs(folder, pair(QUERIES["q3"], "They fell."))
-    config = settings(folder, similarity=[])
+    config = settings(folder, similarity=[str(folder / "st*.jsonl")])
     assert counts(spark, config)["users"][1] == 1
 
     def no_session():
         raise AssertionError("Spark was started")
 
     prepare_overlap(config, no_session)
-    # Nor is it where there is nothing to compare with.
-    prepare_overlap(settings(folder, retrieval_sets=[], similarity=[]), no_session)
+    # The files of a glob have changed where there is one more.
+    more = folder / "sts-b.jsonl"
+    more.write_bytes((folder / "sts.jsonl").read_bytes())
+    with pytest.raises(AssertionError, match="Spark was started"):
+        prepare_overlap(config, no_session)
+    more.unlink()
+    prepare_overlap(config, no_session)
     write_set(folder / "users", DOCUMENTS, QUERIES | {"q5": "A new one"}, QRELS)
     with pytest.raises(AssertionError, match="Spark was started"):
         prepare_overlap(config, no_session)
-    # Nor are the files of a glob, until there is one more.
-    config = settings(folder, retrieval_sets=[], similarity=[str(folder / "st*.jsonl")])
-    counts(spark, config)
-    prepare_overlap(config, no_session)
-    (folder / "sts-b.jsonl").write_bytes((folder / "sts.jsonl").read_bytes())
-    with pytest.raises(AssertionError, match="Spark was started"):
-        prepare_overlap(config, no_session)
+    # Nor is anything matched where there is nothing to compare with.
+    prepare_overlap(settings(folder, retrieval_sets=[], similarity=[]), no_session)
 
 
 def test_a_run_remembers_what_it_was_trained_on(spark, folder) -> None:
