@@ -73,7 +73,8 @@ def stepper_of(run, framework):
     ("framework", "numbers"),
     [
         ("torch", range(len(SOURCES))),
-        pytest.param("tensorflow", (1, 5), marks=pytest.mark.slow),
+        pytest.param("tensorflow", (1, 4), marks=pytest.mark.slow),
+        pytest.param("tensorflow", (5,), marks=pytest.mark.matrix),
     ],
 )
 def test_a_step_has_the_gradient_of_its_source_alone(framework, numbers):

@@ -1,7 +1,9 @@
 """What every framework's stepper promises: updates, clipping, checkpoints, negatives of a step."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,9 +58,59 @@ PLAIN_OR_EVERYTHING = pytest.mark.parametrize(
 
 
 @pytest.fixture(params=EACH_FRAMEWORK)
-def stepper(request):
+def framework(request) -> str:
+    """Every framework in turn."""
+    return request.param
+
+
+@pytest.fixture
+def stepper(framework):
     """Makes steppers of every framework in turn."""
-    return partial(make_stepper, request.param)
+    return partial(make_stepper, framework)
+
+
+@pytest.fixture(scope="module")
+def courses(tmp_path_factory) -> Callable[[str], SimpleNamespace]:
+    """Finds what a stepper of a framework has made, of which a graph is traced once."""
+
+    @cache
+    def find(framework: str) -> SimpleNamespace:
+        stepper, folder = make_stepper(framework), tmp_path_factory.mktemp("course")
+        begun = [next_step(stepper, number) for number in range(3)]
+        taken = stepper.checkpoint(3)
+        before = {name: value.copy() for name, value in (taken.weights | taken.moments).items()}
+        save_checkpoint(folder, taken, keep=2)
+        rest, moments = [next_step(stepper, 3)], stepper.checkpoint(4).moments
+        rest += [next_step(stepper, number) for number in (4, 5)]
+        return SimpleNamespace(
+            stepper=stepper,
+            losses=[*begun, *rest],
+            taken=taken,
+            before=before,
+            folder=folder,
+            moments=moments,
+        )
+
+    return find
+
+
+@pytest.fixture
+def course(framework, courses) -> SimpleNamespace:
+    """Six steps of a stepper with the defaults; tests have it load a state before they go on.
+
+    Attributes:
+        stepper: That made them.
+        losses: Of the steps.
+        taken: The checkpoint before the fourth step; it is in a folder too.
+        before: Copies of its arrays, of the moment at which it was taken.
+        moments: After the fourth step.
+    """
+    return courses(framework)
+
+
+def next_step(stepper, number: int, rate: float = 1e-3) -> float:
+    """Makes a step of a course; returns its loss."""
+    return stepper.step(work(number, granule(number + 1)), rate)
 
 
 @pytest.mark.parametrize("negatives", ["granule", "step"])
@@ -77,25 +129,18 @@ def test_gradients_at_given_weights_are_those_of_a_step(stepper, negatives):
         np.testing.assert_allclose(server.weights[name], value, atol=1e-5, err_msg=name)
 
 
-def test_another_state_is_taken_whole(stepper):
-    one, other = stepper(), stepper()
-    for index in range(2):
-        one.step(work(index, granule(index)), 1e-2)
-    other.load(one.checkpoint(2))
-    losses = [each.step(work(2, granule(2)), 1e-2) for each in (one, other)]
-    assert losses[0] == losses[1]
-    for name, value in one.checkpoint(3).moments.items():
-        np.testing.assert_array_equal(other.checkpoint(3).moments[name], value, err_msg=name)
+def test_another_state_is_taken_whole(course):
+    course.stepper.load(course.taken)
+    assert next_step(course.stepper, 3) == course.losses[3]
+    found = course.stepper.checkpoint(4).moments
+    assert found.keys() == course.moments.keys()
+    for name, value in course.moments.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_a_checkpoint_stays_what_it_is(stepper):
-    each = stepper()
-    each.step(work(0, granule(0)), 1e-2)
-    taken = each.checkpoint(1)
-    before = {name: value.copy() for name, value in (taken.weights | taken.moments).items()}
-    each.step(work(1, granule(1)), 1e-2)
-    for name, value in (taken.weights | taken.moments).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
+def test_a_checkpoint_stays_what_it_is(course):
+    for name, value in (course.taken.weights | course.taken.moments).items():
+        np.testing.assert_array_equal(value, course.before[name], err_msg=name)
 
 
 def test_clipping_bounds_the_norm(stepper):
@@ -152,21 +197,16 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
     start = random_weights(SPEC, 3)
     by_step = stepper({"negatives": "step", **keys}, UNCLIPPED, sides=sides)
     by_granule = stepper(keys, UNCLIPPED, sides=sides)
-    _, cached = by_step.gradients(work(0, *parts), start)
-    _, plain = by_granule.gradients(work(0, whole), start)
+    loss, cached = by_step.gradients(work(0, *parts), start)
+    plain_loss, plain = by_granule.gradients(work(0, whole), start)
+    assert loss == pytest.approx(plain_loss, rel=1e-5)
     assert_close(cached, plain)
-    losses = [
-        (by_step.step(work(i, *parts), 1e-3), by_granule.step(work(i, whole), 1e-3))
-        for i in range(3)
-    ]
-    np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
 
 
-def test_a_teacher_tells_other_false_negatives_than_the_model(stepper):
+def test_a_teacher_tells_other_false_negatives_than_the_model(stepper, course):
     margin = {"false_negative_margin": 0.1}
-    keys = ({}, margin, margin | {"guide": "teacher"})
-    losses = [stepper(some).step(work(0, granule(1)), 1e-3) for some in keys]
-    assert len({round(loss, 4) for loss in losses}) == 3
+    losses = [next_step(stepper(some), 0) for some in (margin, margin | {"guide": "teacher"})]
+    assert len({round(loss, 4) for loss in (course.losses[0], *losses)}) == 3
 
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
@@ -213,27 +253,21 @@ def test_every_objective_learns_its_granule(framework, name, sides, dropout):
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
 
-def test_a_checkpoint_continues_as_if_nothing_had_happened(stepper, tmp_path: Path):
-    straight = stepper()
-    curve = [straight.step(work(i, granule(i)), 1e-3) for i in range(6)]
-    first = stepper()
-    for index in range(3):
-        first.step(work(index, granule(index)), 1e-3)
-    save_checkpoint(tmp_path, first.checkpoint(3), keep=2)
-    second = stepper(checkpoint=load_checkpoint(tmp_path, 3))
-    rest = [second.step(work(i, granule(i)), 1e-3) for i in range(3, 6)]
-    np.testing.assert_allclose(rest, curve[3:], rtol=1e-6)
+def test_a_checkpoint_continues_as_if_nothing_had_happened(stepper, course):
+    second = stepper(checkpoint=load_checkpoint(course.folder, 3))
+    rest = [next_step(second, number) for number in range(3, 6)]
+    np.testing.assert_allclose(rest, course.losses[3:], rtol=1e-6)
 
 
-def test_a_state_without_numbers_is_not_kept_though_its_loss_is_one(stepper, tmp_path: Path):
-    made = stepper()
-    assert np.isfinite(made.step(work(0, granule(0)), 1e39))
-    with pytest.raises(FloatingPointError, match=r"after step 0 the weight .*Lower training"):
-        save_checkpoint(tmp_path, made.checkpoint(1), keep=2)
+def test_a_state_without_numbers_is_not_kept_though_its_loss_is_one(course, tmp_path: Path):
+    course.stepper.load(course.taken)
+    assert np.isfinite(next_step(course.stepper, 3, 1e39))
+    with pytest.raises(FloatingPointError, match=r"after step 3 the weight .*Lower training"):
+        save_checkpoint(tmp_path, course.stepper.checkpoint(4), keep=2)
     assert checkpoint_steps(tmp_path) == []
 
 
-def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: Path):
+def test_the_moving_average_follows_the_weights_and_goes_on(stepper, course, tmp_path: Path):
     each = stepper(training={"ema": 0.5})
     expected = {name: value.astype(np.float64) for name, value in random_weights(SPEC, 3).items()}
     for index in range(4):
@@ -249,6 +283,4 @@ def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: P
     assert_close(made.averages, expected)
     assert_close(made.encoder_weights, expected)
     assert not np.array_equal(made.averages[WORDS], made.weights[WORDS])
-    plain = stepper()
-    plain.step(work(0, granule(0)), 1e-2)
-    assert {name.split("/")[0] for name in plain.checkpoint(1).moments} == {"m", "v"}
+    assert {name.split("/")[0] for name in course.taken.moments} == {"m", "v"}
