@@ -26,6 +26,8 @@ from pipelines.training.control.watchdog import unheard_seconds
 pytestmark = pytest.mark.slow
 
 UNHEARD, KILL = 10.0, 3.0
+PAUSE = 0.02
+"""So that work which is done for half a minute leaves other tests most of the processor."""
 REPORTER = "pipelines.training.control.reporter"
 
 
@@ -58,7 +60,8 @@ def wait_for_a_peer(reporter: Reporter, folder: Path) -> None:
 def compute(reporter: Reporter, folder: Path) -> None:
     reporter.ready()
     while True:
-        sum(range(1000))
+        sum(range(100_000))
+        time.sleep(PAUSE)
 
 
 def write_a_checkpoint(reporter: Reporter, folder: Path) -> None:
@@ -67,6 +70,7 @@ def write_a_checkpoint(reporter: Reporter, folder: Path) -> None:
         with (folder / f"{os.getpid()}").open("wb") as file:
             file.write(bytes(1 << 20))
             os.fsync(file.fileno())
+        time.sleep(PAUSE)
 
 
 def be_stopped(_: Reporter, folder: Path) -> None:
