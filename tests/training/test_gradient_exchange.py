@@ -1,15 +1,18 @@
 """Gradients that travel during the backward pass: what workers make of them, and lost workers.
 
-The workers are processes: ``python test_gradient_exchange.py WORKERS FOLDER SCENARIO``.
+The workers are forked from ``python test_gradient_exchange.py``, which has imported what they need.
 """
 
+import json
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,21 +32,35 @@ CASES = {
     "lora": ({"negatives": "granule"}, {}, "lora"),
     "reconstruction": ({"name": "mlm"}, {}, "deep"),
 }
+UNLIKE = ("step", "static", "lora")
+"""Cases whose gradients differ in number and shape, where only their way is tried."""
 DEADLINE_SECONDS = 60
 VICTIM = 1
 
 
-def of_workers(folder: Path, workers: int, scenario: str) -> list:
-    """What each worker of a scenario gives, by rank; None of one that gave nothing."""
-    command = [sys.executable, __file__, str(workers), str(folder), scenario]
-    with subprocess.Popen(command, start_new_session=True) as group:
-        try:
-            assert group.wait(600) == 0
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(group.pid, signal.SIGKILL)
-    paths = [folder / str(rank) for rank in range(workers)]
-    return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+@pytest.fixture(scope="module")
+def of_workers() -> Iterator[Callable[..., list]]:
+    """Runs a scenario: what each worker gives, by rank; None of one that gave nothing."""
+    parent = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+
+    def run(folder: Path, workers: int, scenario: str, cases: tuple[str, ...] = ()) -> list:
+        parent.stdin.write(json.dumps([workers, str(folder), scenario, cases]) + "\n")
+        parent.stdin.flush()
+        assert select.select([parent.stdout], [], [], 600)[0], scenario
+        assert parent.stdout.readline() == "done\n"
+        paths = [folder / str(rank) for rank in range(workers)]
+        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+
+    with parent:
+        yield run
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
 
 
 def made(case: str, **more):
@@ -63,8 +80,8 @@ def curve(each, rank: int, workers: int) -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.matrix), 3])
-def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
-    everybody = of_workers(tmp_path, workers, "equal")
+def test_what_travels_early_gives_the_same_to_the_bit(of_workers, tmp_path, workers):
+    everybody = of_workers(tmp_path, workers, "equal", tuple(CASES))
     for case in CASES:
         overlapped, plain, early = everybody[0][case]
         assert overlapped == plain, case
@@ -81,15 +98,17 @@ def test_what_travels_early_gives_the_same_to_the_bit(tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.matrix)])
-def test_workers_of_one_host_make_the_same_in_shared_memory(tmp_path, workers):
-    everybody = of_workers(tmp_path, workers, "shared")
+@pytest.mark.parametrize(
+    ("workers", "cases"), [(2, UNLIKE), pytest.param(3, tuple(CASES), marks=pytest.mark.matrix)]
+)
+def test_workers_of_one_host_make_the_same_in_shared_memory(of_workers, tmp_path, workers, cases):
+    everybody = of_workers(tmp_path, workers, "shared", cases)
     gradients = [gradients_of(rank) for rank in range(workers)]
     for number, of_ranks in enumerate(zip(*gradients, strict=True)):
         expected = sum(of_ranks[1:], of_ranks[0]) / np.float32(workers)
         for worker in everybody:
             np.testing.assert_array_equal(worker["means"][number], expected)
-    for case in CASES:
+    for case in cases:
         (losses, arrays), (others_losses, others) = everybody[0][case]
         assert all(worker[case][0] == (losses, arrays) for worker in everybody), case
         # Of two workers, every order of summation gives the same.
@@ -98,9 +117,11 @@ def test_workers_of_one_host_make_the_same_in_shared_memory(tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.matrix), 3])
-def test_compressed_means_are_rounded_twice(tmp_path, workers):
-    everybody = of_workers(tmp_path, workers, "bf16")
+@pytest.mark.parametrize(
+    ("workers", "cases"), [pytest.param(2, tuple(CASES), marks=pytest.mark.matrix), (3, UNLIKE)]
+)
+def test_compressed_means_are_rounded_twice(of_workers, tmp_path, workers, cases):
+    everybody = of_workers(tmp_path, workers, "bf16", cases)
     gradients = [gradients_of(rank) for rank in range(workers)]
     for number in range(len(gradients[0])):
         found = [np.asarray(worker["means"][number]) for worker in everybody]
@@ -114,7 +135,7 @@ def test_compressed_means_are_rounded_twice(tmp_path, workers):
         bound = once * np.abs(each).mean(axis=0) + once * np.abs(mean)
         assert (np.abs(found[0] - mean) <= bound).all()
         assert not np.array_equal(found[0], mean.astype(np.float32))
-    for case in CASES:
+    for case in cases:
         losses = [worker[case] for worker in everybody]
         assert all(other == losses[0] for other in losses)
         exact = curve(made(case, training={"workers": 1}), 0, 1)
@@ -133,7 +154,9 @@ def gradients_of(rank: int) -> list[np.ndarray]:
     ("end", "exchange"),
     [("killed", "apart"), ("killed", "shared"), ("killed", "bf16"), ("fails", "bf16")],
 )
-def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(tmp_path, end, exchange):
+def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(
+    of_workers, tmp_path, end, exchange
+):
     everybody = of_workers(tmp_path, 3, f"{end}-{exchange}")
     assert everybody.pop(VICTIM) == (None if end == "killed" else "torn")
     for error, is_lost, seconds in everybody:
@@ -142,18 +165,24 @@ def test_a_worker_that_is_lost_in_its_backward_pass_ends_the_others(tmp_path, en
 
 
 def main() -> None:
-    """The parent: imports the libraries once, and forks the workers."""
-    count, folder, scenario = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    """The parent: imports the libraries once, and forks the workers of each scenario."""
+    made("hf")
+    made("granules")
+    for line in sys.stdin:
+        workers, folder, scenario, cases = json.loads(line)
+        fork_workers(workers, Path(folder), scenario, cases)
+        print("done", flush=True)
+
+
+def fork_workers(workers: int, folder: Path, scenario: str, cases: list[str]) -> None:
+    """Runs a scenario, and waits for the end of its workers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    if scenario in ("equal", "bf16", "shared"):
-        made("hf")
-    made("granules")
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(workers)}
     ranks = {}
-    for rank in range(count):
+    for rank in range(workers):
         if not (process := os.fork()):
-            run_rank(rank, count, folder, scenario)
+            run_rank(rank, workers, folder, scenario, cases)
         ranks[process] = rank
     while ranks:
         process, status = os.wait()
@@ -162,7 +191,7 @@ def main() -> None:
         del ranks[process]
 
 
-def run_rank(rank: int, workers: int, folder: Path, scenario: str) -> None:
+def run_rank(rank: int, workers: int, folder: Path, scenario: str, cases: list[str]) -> None:
     """One worker; writes what it gives."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     from pipelines.models.frameworks.torch import configure_threads
@@ -195,14 +224,14 @@ def run_rank(rank: int, workers: int, folder: Path, scenario: str) -> None:
         is_shared = "memfd:gradients" in Path("/proc/self/maps").read_text()
         assert is_shared == ("shared" in (name, exchange))
         makes = {"equal": equal, "bf16": compressed, "shared": in_shared_memory}
-        result = makes.get(name, lost)(collectives, name)
+        result = makes[name](collectives, cases) if name in makes else lost(collectives, name)
     (folder / str(rank)).write_bytes(pickle.dumps(result))
     exit_without_finalization()
 
 
-def equal(collectives, _) -> dict:
+def equal(collectives, cases: list[str]) -> dict:
     """Of each case, what comes of both ways, and how many buckets travel early in each step."""
-    return {case: both_ways(collectives, case) for case in CASES}
+    return {case: both_ways(collectives, case) for case in cases}
 
 
 def both_ways(collectives, case: str) -> tuple:
@@ -228,7 +257,7 @@ def all_of(each, collectives) -> tuple:
     return losses, {name: array.tobytes() for name, array in arrays.items()}
 
 
-def in_shared_memory(collectives, _) -> dict:
+def in_shared_memory(collectives, cases: list[str]) -> dict:
     """The means of some arrays; of each case, what comes of shared memory, and of Gloo."""
     import torch
 
@@ -236,7 +265,7 @@ def in_shared_memory(collectives, _) -> dict:
 
     found = {"means": means_of(collectives)}
     training = {"workers": collectives.workers}
-    for case in CASES:
+    for case in cases:
         ways = (collectives, GroupCollectives(torch.device("cpu")))
         found[case] = [
             all_of(made(case, training=dict(training), collectives=way), collectives)
@@ -252,10 +281,10 @@ def means_of(collectives) -> list[np.ndarray]:
     return [mean.numpy() for mean in collectives.begin_mean(tensors)()]
 
 
-def compressed(collectives, _) -> dict:
+def compressed(collectives, cases: list[str]) -> dict:
     """The means of some arrays, and the losses of each case."""
     found = {"means": means_of(collectives)}
-    for case in CASES:
+    for case in cases:
         each = made(case, training={"workers": collectives.workers}, collectives=collectives)
         found[case] = curve(each, collectives.rank, collectives.workers)
     return found
