@@ -56,7 +56,14 @@ def one_process(objective, training, spec, **more):
 
 
 def check_whole(
-    result: dict, alone, *, exact: bool, arrays: bool = True, rtol: float = 1e-7, spared: str = "-"
+    result: dict,
+    alone,
+    *,
+    exact: bool,
+    arrays: bool = True,
+    rtol: float = 1e-7,
+    spared: str = "-",
+    granules: int = GRANULES,
 ) -> None:
     """Compares what workers have made with the updates of one process.
 
@@ -67,8 +74,9 @@ def check_whole(
         arrays: Whether the weights and moments are compared.
         rtol: Of weights.
         spared: End of the names of arrays that are not compared.
+        granules: Of a step.
     """
-    expected = curve(alone, range(STEPS), 0, GRANULES)
+    expected = curve(alone, range(STEPS), 0, granules)
     np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
     assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
     # Matrix products may be summed in another order where memory lies otherwise.
@@ -175,7 +183,8 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
 
     training = TRAINING | {"workers": collectives.workers} | training
     placement = parse({"training": {"framework": "torch"} | training}).training.placement
-    share, replica = GRANULES // placement.replicas, placement.place(rank).replica
+    share = training["granules_per_step"] // placement.replicas
+    replica = placement.place(rank).replica
     part = (share * replica, share * replica + share)
     make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
     make["rank"] = rank
