@@ -6,11 +6,11 @@ RUNS = [
     ("tensorflowonspark", "async"),
     ("elephas", "sync"),
     ("elephas", "async"),
+    ("elephas", "hogwild"),
 ]
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("engine", "mode"), RUNS)
 def test_two_workers_are_as_good_as_one_process(check_quality, engine, mode):
-    """One more mode is tried in `test_elephas.py`."""
     check_quality(engine, mode)
