@@ -209,7 +209,7 @@ VARIANTS = {
         barrier_case("torch-ddp", harder=OF_WHOLE_STEPS),
         barrier_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
         barrier_case("torch-tensor", model_parallel=2, trains=False, faults=False),
-        barrier_case("torch-pipeline", pipeline_parallel=2, trains=False),
+        barrier_case("torch-pipeline", pipeline_parallel=2, trains=False, faults=False),
         barrier_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
         barrier_case(
             "torch-tensor-fsdp",

@@ -16,6 +16,7 @@ from planned_runs import make_run
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
+from pipelines.settings.training import Placement
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import ABORTED, Reporter
 
@@ -28,7 +29,11 @@ RECORD |= {"tokens": 3, "padded_tokens": 4, "data_seconds": 0.0, "seconds": 1.0}
 @pytest.fixture
 def make_monitor():
     def make(
-        workers: int = 2, start_seconds: float = 20, stall_seconds: float = 20, servers: int = 0
+        workers: int = 2,
+        start_seconds: float = 20,
+        stall_seconds: float = 20,
+        servers: int = 0,
+        placement: Placement | None = None,
     ) -> Monitor:
         return Monitor(
             "test",
@@ -37,6 +42,7 @@ def make_monitor():
             start_seconds=start_seconds,
             stall_seconds=stall_seconds,
             servers=servers,
+            placement=placement,
         )
 
     lines: list[dict] = []
@@ -76,6 +82,21 @@ def test_a_death_is_blamed_before_the_failures_that_it_causes(make_monitor, read
         threading.Thread(target=end, args=(peers[0],), daemon=True).start()
         monitor.wait()
     assert caught.value.began == (ready == 2)
+
+
+def test_a_death_among_those_that_hold_the_encoder_together_names_its_place(make_monitor):
+    stages = Placement(replicas=1, stages=2, members=1)
+    died = r"rank 1, replica 0, stage 1, tensor rank 0, host host-1, lane 10: .*process died"
+    with (
+        pytest.raises(WorkerLostError, match=died),
+        make_monitor(placement=stages) as monitor,
+    ):
+        peers = [Peer(monitor, rank) for rank in (0, 1)]
+        for peer in peers:
+            peer.send("ready")
+        peers[1].socket.close()
+        end_later(peers[0])
+        monitor.wait()
 
 
 def test_a_process_that_dies_with_heartbeats_unread_has_died(make_monitor):
