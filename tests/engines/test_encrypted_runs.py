@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from engine_cases import trained_here
 from hosts import why_not
+from local_cluster import BRIEF
 from small_runs import small_run
 
 from pipelines.engines.base import load_engine
@@ -47,7 +48,7 @@ def run_on_a_cluster(folder, training, conf):
     """A run, for a session of its own on a cluster of this machine."""
     training = {"workers": 2, "dropout": 0.0, "restarts": 0} | training
     executors = load_engine(training["engine"]).executors(parse({"training": training}))
-    spark = {"master": f"local-cluster[{executors},1,1024]", **conf}
+    spark = {"master": f"local-cluster[{executors},1,1024]", **BRIEF, **conf}
     return small_run(folder, STEPS, {"training": training, "spark": spark})
 
 

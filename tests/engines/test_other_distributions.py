@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from local_cluster import BRIEF
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROOT = SUPPORT.parents[1]
@@ -75,7 +76,7 @@ def test_an_engine_a_loss_and_a_format_train(environment, tmp_path):
         "objective": {"name": "toy", "power": 2.0},
         "training": {"engine": "toy", "framework": "torch", "workers": 1, "max_steps": 3},
         "run": {"folder": str(tmp_path / "run")},
-        "spark": {"master": "local-cluster[1,1,1024]"},
+        "spark": {"master": "local-cluster[1,1,1024]", **BRIEF},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-c", JOB, str(tmp_path / "job.yaml")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from corpus_factory import only_retrieval, write_docstrings
+from local_cluster import BRIEF
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
@@ -43,13 +44,6 @@ dbutils = SimpleNamespace(
 )
 spark = spark_session(Config(spark={brief!r} | {{"master": "local[1]"}}), "own")
 """
-# As in conftest.py: compilation costs more than it gives.
-BRIEF = {
-    "sql.shuffle.partitions": "2",
-    "sql.codegen.wholeStage": "false",
-    "sql.codegen.factoryMode": "NO_CODEGEN",
-    "ui.enabled": "false",
-}
 
 
 def read(path: Path) -> nbformat.NotebookNode:

@@ -1,4 +1,4 @@
-"""How many executors the cluster of the tests has."""
+"""How many executors the cluster of the tests has, and what sessions beside it are set to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEADLINE_SECONDS = 120
+BRIEF = {
+    "sql.shuffle.partitions": "2",
+    "sql.codegen.wholeStage": "false",
+    "sql.codegen.factoryMode": "NO_CODEGEN",
+    "ui.enabled": "false",
+}
+"""Settings of a session of few rows: as in conftest.py, compilation costs more than it gives."""
 
 
 def have_executors(session: SparkSession, wanted: int) -> None:
