@@ -30,6 +30,8 @@ EVERY = 10
 # In runs that are to end long before: who waits for a step gives up after STALL_SECONDS alone.
 ENDLESS = 100_000
 STALL_SECONDS = 1200
+# Rates of so long a run would grow for thousands of steps, and its first ones learn nothing.
+FROM_THE_FIRST = {"schedule": "constant", "warmup": 0.0}
 PROMPT_SECONDS = 600
 PLACE = r"replica \d, stage \d, tensor rank \d"
 
@@ -71,6 +73,12 @@ def connections() -> list:
             if name_of(child) != "java" and not (parent and name_of(parent) == "java"):
                 found += [c._replace(fd=child.pid) for c in child.net_connections("tcp")]
     return found
+
+
+def doors() -> set:
+    """The addresses that this process itself listens at."""
+    ours = psutil.Process().net_connections("tcp")
+    return {one.laddr for one in ours if one.status == psutil.CONN_LISTEN}
 
 
 def wait_until_gone(before: set[int], ports: set[int]) -> None:
@@ -143,8 +151,13 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
 ):
     """One whose runs are alike goes on from a state in the middle, which no engine has made."""
     expected = course_of(engine_case, course)
-    made, lines = engine_case.make(), []
+    made, lines, seen = engine_case.make(), [], set()
     run = make_run(STEPS, **settings_of(engine_case))
+
+    def listen(line):
+        lines.append(line)
+        seen.update(doors())
+
     if engine_case.repeats:
         save_checkpoint(run.run_folder, expected.middle, 9)
         run = resumed(run, expected.middle.step)
@@ -153,7 +166,8 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     if engine_case.after_evaluation:
         compute_with_tensorflow(spark)
     with taken_ports():
-        outcome = made.train(spark, run, lines.append)
+        others = doors()
+        outcome = made.train(spark, run, listen)
 
     steps = STEPS - run.first_step
     assert outcome.steps == steps == len(outcome.losses)
@@ -173,6 +187,9 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     if engine_case.repeats:
         np.testing.assert_allclose(outcome.losses, expected.losses[run.first_step :], rtol=1e-3)
         check_state(load_checkpoint(run.run_folder, STEPS), expected)
+    # The address of the session.
+    assert {address.ip for address in seen - others} <= {"127.0.0.1"}
+    assert seen - others or not engine_case.watched
     wait_until_gone(before, ports)
 
 
