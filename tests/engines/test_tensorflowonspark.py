@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from engine_cases import resumed, trained_here
+from engine_cases import losses_here, resumed, stepper_here, trained_here
 from losing_workers import process_of
 from test_contract import (
     ENDLESS,
+    FROM_THE_FIRST,
     PROMPT_SECONDS,
     STALL_SECONDS,
     connections,
+    distance,
     listening,
     started,
     wait_until_gone,
@@ -24,13 +26,15 @@ from unauthenticated import tells_nothing, visit
 
 from pipelines.engines.base import load_engine
 from pipelines.errors import EngineError
-from pipelines.runs.checkpoint import checkpoint_steps, save_checkpoint
+from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.spark.errors import TaskPlace
 
 STEPS = 12
 BEGUN_STEPS = 6
 # So many that strangers come, and a process is killed, while there are steps to make.
-MANY_STEPS = 60
+MANY_STEPS = 40
+# Of the checkpoint that is compared.
+KEPT_STEP = 20
 
 
 def train(spark, run, on_metrics=lambda line: None):
@@ -70,16 +74,17 @@ def test_a_ring_that_broke_is_another_workers_end_through_tensorflow_too(kind):
     assert not means_peer_lost(OSError("a file"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [
         {"workers": 1, "parameter_servers": 2, "feed": "spark"},
-        pytest.param({"workers": 1, "parameter_servers": 2}, marks=pytest.mark.matrix),
+        {"workers": 1, "parameter_servers": 2},
         # An executor more than are needed.
-        pytest.param({"workers": 1, "feed": "spark"}, marks=pytest.mark.matrix),
-        pytest.param({"workers": 1}, marks=pytest.mark.matrix),
-        pytest.param({"workers": 2, "max_staleness": 0}, marks=pytest.mark.matrix),
-        pytest.param({"workers": 2, "max_staleness": 0, "feed": "spark"}, marks=pytest.mark.matrix),
+        {"workers": 1, "feed": "spark"},
+        {"workers": 1},
+        {"workers": 2, "max_staleness": 0},
+        {"workers": 2, "max_staleness": 0, "feed": "spark"},
     ],
     ids=str,
 )
@@ -89,14 +94,6 @@ def test_gradients_that_are_never_old_give_the_curve_of_one_process(
     outcome = train(spark, make_run(STEPS, mode="async", checkpoint_every=5, **settings))
     np.testing.assert_allclose(outcome.losses, reference(STEPS), rtol=1e-4)
     assert outcome.staleness.most == 0
-
-
-def test_triplets_that_spark_feeds_give_the_curve_of_one_process(spark, make_run, triplets):
-    """Each worker compares its texts with those of the whole step, of which it has a part."""
-    settings = {"data": triplets, "negatives": "step", "dropout": 0.1}
-    expected, _ = trained_here(make_run(STEPS, "alone", workers=1, **settings))
-    outcome = train(spark, make_run(STEPS, workers=2, feed="spark", **settings))
-    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
 
 
 @pytest.mark.matrix
@@ -123,15 +120,15 @@ class Strangers:
     def __init__(self, monitors, rank):
         self.monitors, self.rank = monitors, rank
         self.before, self.visited, self.told = listening(), set(), []
-        self.losses, self.killed = [], []
+        self.lines, self.killed = [], []
 
     def come(self, line):
-        self.losses.append(line["loss"])
-        if len(self.losses) == 3:
+        self.lines.append(line)
+        if len(self.lines) == 3:
             there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
             self.visited.update(one for one in there if one.port not in self.before)
             self.told.extend(visit(self.visited))
-        if len(self.losses) >= MANY_STEPS and not self.killed:
+        if len(self.lines) >= MANY_STEPS and not self.killed:
             os.kill(process_of(self.monitors[-1], self.rank), signal.SIGKILL)
             self.killed.append(time.monotonic())
 
@@ -143,7 +140,11 @@ class Strangers:
 
 
 def train_among(strangers, spark, run):
-    """Trains from the step on that the run goes on from, and checks what comes of it."""
+    """Trains from the step on that the run goes on from, and checks what comes of it.
+
+    Returns:
+        The state of one process before :data:`KEPT_STEP`.
+    """
     before, ports = started(), listening()
     with pytest.raises(EngineError) as caught:
         train(spark, run, on_metrics=strangers.come)
@@ -151,8 +152,13 @@ def train_among(strangers, spark, run):
     assert re.search(died, str(caught.value))
     assert time.monotonic() - strangers.killed[0] < PROMPT_SECONDS
     wait_until_gone(before, ports)
-    expected, _ = trained_here(run, MANY_STEPS)
-    np.testing.assert_allclose(strangers.losses[:MANY_STEPS], expected, rtol=1e-3)
+    stepper = stepper_here(run)
+    expected = losses_here(stepper, run, KEPT_STEP - run.first_step)
+    kept = stepper.checkpoint(KEPT_STEP)
+    rest = losses_here(stepper, resumed(run, KEPT_STEP), MANY_STEPS - len(expected))
+    losses = [line["loss"] for line in strangers.lines[:MANY_STEPS]]
+    np.testing.assert_allclose(losses, np.append(expected, rest), rtol=1e-3)
+    return kept
 
 
 def begun(run):
@@ -162,19 +168,37 @@ def begun(run):
     return resumed(run, BEGUN_STEPS)
 
 
-@pytest.mark.parametrize("feed", ["lanes", pytest.param("spark", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("workers", "servers", "feed"),
+    [
+        (1, 2, "spark"),
+        pytest.param(2, 1, "lanes", marks=pytest.mark.matrix),
+        pytest.param(2, 1, "spark", marks=pytest.mark.matrix),
+    ],
+)
 def test_strangers_change_nothing_and_a_process_that_is_killed_ends_the_run(
-    spark, make_run, monitors, feed
+    spark, make_run, monitors, triplets, workers, servers, feed
 ):
-    """The second run is in the session in which the first has failed."""
-    settings = {"mode": "async", "max_staleness": 0, "feed": feed, "stall_seconds": STALL_SECONDS}
+    """The second run is in the session in which the first has failed.
+
+    Its workers compare their triplets with those of the whole step, of which each has a part.
+    """
+    limits = {"stall_seconds": STALL_SECONDS, "checkpoint_every": KEPT_STEP} | FROM_THE_FIRST
+    settings = {"mode": "async", "max_staleness": 0, "workers": workers, "feed": feed}
     strangers = Strangers(monitors, rank=2)
-    train_among(strangers, spark, begun(make_run(ENDLESS, **settings)))
-    # Monitor, registration and the parameter server.
-    strangers.check(doors=3)
+    run = begun(make_run(ENDLESS, parameter_servers=servers, **settings, **limits))
+    kept = train_among(strangers, spark, run).weights
+    # Monitor, registration and the parameter servers.
+    strangers.check(doors=2 + servers)
+    assert {line["staleness_max"] for line in strangers.lines} == {0}
+    first, found = (
+        load_checkpoint(run.run_folder, step).weights for step in (BEGUN_STEPS, KEPT_STEP)
+    )
+    assert distance(found, kept) < 1e-3 * distance(first, kept)
 
     strangers = Strangers(monitors, rank=1)
-    train_among(strangers, spark, make_run(ENDLESS, "ring", stall_seconds=STALL_SECONDS))
+    settings = {"data": triplets, "negatives": "step", "dropout": 0.1, "feed": "spark"}
+    train_among(strangers, spark, make_run(ENDLESS, "ring", workers=2, **settings, **limits))
     # Monitor, registration and each worker's end of the ring.
     strangers.check(doors=4)
     assert spark.range(3).count() == 3, "the session lives on"
