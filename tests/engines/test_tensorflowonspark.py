@@ -183,7 +183,9 @@ def test_strangers_change_nothing_and_a_process_that_is_killed_ends_the_run(
 
     Its workers compare their triplets with those of the whole step, of which each has a part.
     """
-    limits = {"stall_seconds": STALL_SECONDS, "checkpoint_every": KEPT_STEP} | FROM_THE_FIRST
+    limits = {"stall_seconds": STALL_SECONDS, **FROM_THE_FIRST}
+    # Steps are made while strangers are there.
+    limits |= {"checkpoint_every": KEPT_STEP, "keep_checkpoints": ENDLESS}
     settings = {"mode": "async", "max_staleness": 0, "workers": workers, "feed": feed}
     strangers = Strangers(monitors, rank=2)
     run = begun(make_run(ENDLESS, parameter_servers=servers, **settings, **limits))
