@@ -125,8 +125,9 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     untrained = figures.get("model", {}).get("start_share") == WHOLE
     kept = figures.get("model", {}).get(KEPT_START)
     if kept:
-        told = f"The model keeps the start's weights (run.keep_start). Trained, it was: {kept}"
-        sentences.insert(0, told)
+        # The start differs in nothing from itself.
+        keeps = "The model keeps the start's weights (run.keep_start)."
+        sentences = [f"{keeps} The verdict on the trained one: {kept}"]
     elif untrained:
         sentences.insert(0, "Nothing was trained: the encoder has the weights of the start.")
     next_step = _next_step(

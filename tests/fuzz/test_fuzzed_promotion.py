@@ -40,7 +40,7 @@ def actions(folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: served.read_history(target)
     yield lambda: kept_runs(config)
     yield lambda: check_new(config, "another")
-    yield lambda: served.rolled_back_version(target, "another")
+    yield lambda: served.rolled_back_version(target, folder / "another")
     yield lambda: promote(config)
     yield lambda: roll_back(config)
     yield lambda: served.prune(target, 1)
