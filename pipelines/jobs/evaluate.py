@@ -37,7 +37,7 @@ from pipelines.files.locations import Location
 from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.run_folder import RunFolder
 from pipelines.jobs.base import Results, job, say_model, say_report
-from pipelines.jobs.kept_start import keeps_start
+from pipelines.jobs.kept_start import keeps_start, shows_gain
 from pipelines.jobs.report import draw_report
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import write_card
@@ -87,7 +87,8 @@ class Measured:
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measure the run's start and its model; write `metrics.json`, samples and the report.
 
-    With `run.keep_start`, replace a model without a gain by its start, and measure that.
+    With `run.keep_start`, replace a model without a gain by its start, and measure that. A model
+    in which an earlier evaluation has found a gain stays.
 
     Returns:
         The figures under `before` and `after`, under `interval` the known differences, and under
@@ -98,8 +99,9 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         PipelineError: A training has replaced the model meanwhile.
     """
     _check(config, RunFolder.of(config))
+    is_better = shows_gain(config)
     figures = _evaluate(config)
-    return _evaluate(config) if keeps_start(config, figures) else figures
+    return _evaluate(config) if not is_better and keeps_start(config, figures) else figures
 
 
 def _evaluate(config: Config) -> dict[str, Metrics]:
@@ -223,12 +225,14 @@ def _write_samples(
 def _log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
     """Add the figures to the curves over the steps; the start is step 0."""
     known = model_step(run.path)
-    made = max(checkpoint_steps(run.path), default=0) if known is None else known
+    newest = max(checkpoint_steps(run.path), default=0)
+    made = newest if known is None else known
     for name, step in ((BEFORE, 0), (AFTER, made)):
         figures = measured.figures[name]
         add_evaluations(run.path, step, figures)
         tracking.log(step, evaluation_values("evaluation", figures))
-        tracking.log(made, evaluation_values(name, figures))
+        # Trackers show the last step; a start that is kept is of step 0.
+        tracking.log(made or newest, evaluation_values(name, figures))
 
 
 def _models(run: RunFolder, config: Config) -> dict[str, Location]:

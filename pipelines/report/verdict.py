@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 MIXED = "mixed"
 _SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
 _COUNTED = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out sets"}
+_ON_TRAINED = "The verdict on the trained one:"
+_KEEP = "Keep the start, or change the questions, the negatives or the training."
 _LOOK = "Do not promote it before you know why."
 _JUDGE_AGAIN = (
     "Before promoting it, judge it by queries unseen in training and by training.keep_best."
@@ -98,6 +100,10 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     unknown = [line for line in [*by_role[subject], *guards] if not line.verdict]
     raised = tuple(alarm.sentence for alarm in alarms(figures))
     is_doubted, is_proxy = bool(doubts(figures)), subject == Role.HELD_OUT
+    if kept := figures.get("model", {}).get(KEPT_START):
+        # The start differs in nothing from itself.
+        told = f"The model keeps the start's weights (run.keep_start). {_ON_TRAINED} {kept}"
+        return Verdict(NOT_SIGNIFICANT, told, _KEEP, is_proxy, "", raised, is_doubted)
     if not tested and not lost and not any(line.verdict for line in guards):
         doubted = " ".join(doubt.sentence for doubt in doubts(figures)[len(raised) :])
         look = _LOOK if raised else _JUDGE_AGAIN
@@ -123,12 +129,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     overlaps = (told_overlap(figures, line.evaluation) for line in guards)
     sentences += [f"{overlap}." for overlap in overlaps if overlap]
     untrained = figures.get("model", {}).get("start_share") == WHOLE
-    kept = figures.get("model", {}).get(KEPT_START)
-    if kept:
-        # The start differs in nothing from itself.
-        keeps = "The model keeps the start's weights (run.keep_start)."
-        sentences = [f"{keeps} The verdict on the trained one: {kept}"]
-    elif untrained:
+    if untrained:
         sentences.insert(0, "Nothing was trained: the encoder has the weights of the start.")
     next_step = _next_step(
         word,
@@ -138,8 +139,6 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         unknown=bool(unknown),
         untrained=untrained,
     )
-    if kept:
-        next_step = "Keep the start, or change the questions, the negatives or the training."
     if raised:
         next_step = _LOOK
     elif is_doubted and word in (BETTER, MIXED):

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _OF_AN_EARLIER_MODEL = (
     *("training", "model", "after", "interval", "sets", "measured"),
-    *("weight_change", "signs", "overlap", "doubts"),
+    *("weight_change", "signs", "overlap", "doubts", "trained"),
 )
 OnMetrics = Callable[[dict[str, Any]], None]
 """Called on the driver with each metrics line of a run; see :class:`StepMetrics`."""

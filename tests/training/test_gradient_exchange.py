@@ -193,6 +193,8 @@ def fork_workers(workers: int, folder: Path, scenario: str, cases: list[str]) ->
 
 def run_rank(rank: int, workers: int, folder: Path, scenario: str, cases: list[str]) -> None:
     """One worker; writes what it gives."""
+    # The parent's answers go there.
+    os.dup2(2, 1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     from pipelines.models.frameworks.torch import configure_threads
     from pipelines.settings.load import parse
