@@ -8,8 +8,11 @@ import pytest
 from deltalake import DeltaTable
 from lake_tables import write_delta
 
+import pipelines
 from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.mining_inputs import check_sources, read_documents, read_pairs, stamps
+
+COLUMNS = ["anchor", "positive", "negative_0", "negative_1"]
 
 
 class DeltaFolder:
@@ -116,3 +119,25 @@ def test_pairs_and_documents_of_tables_are_read(
     assert read(read_pairs, config) == read(read_pairs, mining_job())
     texts = rows["a"].drop_null().to_pylist()
     assert read(read_documents, config) == sorted(((text, None) for text in texts), key=str)
+
+
+@pytest.mark.matrix
+def test_pairs_and_documents_of_tables_are_mined(
+    spark, mining_job, mined, lake, pair_file, tmp_path
+) -> None:
+    pairs, documents = tmp_path / "pairs", IcebergTable(lake, "documents")
+    rows = pq.read_table(pair_file)
+    write_delta(pairs, rows)
+    documents.append(rows.select(["a"]).rename_columns(["text"]))
+    config = mining_job(
+        inputs=[str(pairs)],
+        format="delta",
+        documents=[documents.name],
+        documents_format="iceberg",
+    )
+    found, wanted = (
+        sorted(pq.read_table(folder).select(COLUMNS).to_pylist(), key=lambda row: [*row.values()])
+        for folder in (pipelines.mine(config).folder, mined.folder)
+    )
+    # Its documents are all positives, which are mined without them, too.
+    assert found == wanted
