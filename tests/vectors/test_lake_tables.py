@@ -95,49 +95,42 @@ def test_a_table_with_vectors_follows_a_table(spark, job, lines, lake, tmp_path,
     assert embed_table(spark, config).embedded == 0
 
 
-def test_pairs_and_documents_of_tables_are_read(
-    spark, mining_job, lake, pair_file, tmp_path
-) -> None:
-    """What is mined of them does not depend on where they come from."""
+@pytest.fixture
+def job_of_tables(mining_job, lake, pair_file, tmp_path):
+    """Mines a Delta table of pairs and an Iceberg table of documents, their first texts."""
     pairs, documents = tmp_path / "pairs", IcebergTable(lake, "documents")
     rows = pq.read_table(pair_file)
     write_delta(pairs, rows)
     documents.append(rows.select(["a"]).rename_columns(["text"]))
-    config = mining_job(
+    return mining_job(
         inputs=[str(pairs)],
         format="delta",
         documents=[documents.name],
         documents_format="iceberg",
     )
-    check_sources(config)
-    assert all(stamps(config).values()), "they have versions"
+
+
+def test_pairs_and_documents_of_tables_are_read(
+    spark, mining_job, job_of_tables, pair_file, tmp_path
+) -> None:
+    """What is mined of them does not depend on where they come from."""
+    check_sources(job_of_tables)
+    assert all(stamps(job_of_tables).values()), "they have versions"
 
     def read(frames, asked) -> list[tuple]:
         frame = frames(spark, asked, tmp_path / "staged", tmp_path / "mined")
         return sorted(map(tuple, frame.collect()), key=str)
 
-    assert read(read_pairs, config) == read(read_pairs, mining_job())
-    texts = rows["a"].drop_null().to_pylist()
-    assert read(read_documents, config) == sorted(((text, None) for text in texts), key=str)
+    assert read(read_pairs, job_of_tables) == read(read_pairs, mining_job())
+    texts = pq.read_table(pair_file)["a"].drop_null().to_pylist()
+    assert read(read_documents, job_of_tables) == sorted(((text, None) for text in texts), key=str)
 
 
 @pytest.mark.matrix
-def test_pairs_and_documents_of_tables_are_mined(
-    spark, mining_job, mined, lake, pair_file, tmp_path
-) -> None:
-    pairs, documents = tmp_path / "pairs", IcebergTable(lake, "documents")
-    rows = pq.read_table(pair_file)
-    write_delta(pairs, rows)
-    documents.append(rows.select(["a"]).rename_columns(["text"]))
-    config = mining_job(
-        inputs=[str(pairs)],
-        format="delta",
-        documents=[documents.name],
-        documents_format="iceberg",
-    )
+def test_pairs_and_documents_of_tables_are_mined(spark, job_of_tables, mined) -> None:
     found, wanted = (
         sorted(pq.read_table(folder).select(COLUMNS).to_pylist(), key=lambda row: [*row.values()])
-        for folder in (pipelines.mine(config).folder, mined.folder)
+        for folder in (pipelines.mine(job_of_tables).folder, mined.folder)
     )
     # Its documents are all positives, which are mined without them, too.
     assert found == wanted
