@@ -26,9 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 def shows_gain(config: Config) -> bool:
-    """Return whether an earlier evaluation has found the run's model better than its start."""
+    """Return whether an earlier evaluation has found the run's model better than its start.
+
+    It is asked only where `run.keep_start` is set.
+    """
     run = RunFolder.of(config)
-    known = storage.read_json(run.metrics) if run.metrics.is_file() else {}
+    if not config.run.keep_start or not run.metrics.is_file():
+        return False
+    known = storage.read_json(run.metrics)
     digest = recorded_digest(known.get("measured", {}))
     return is_digest_of(digest, run.model) and _is_better(known)
 
