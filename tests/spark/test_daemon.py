@@ -22,8 +22,8 @@ from pipelines.spark.jobs import dedicated_python_workers
 from pipelines.spark.session import session_conf
 
 KEY = "spark.python.daemon.module"
-# Standard modules that nothing else imports; the second one prints as it is imported.
-PRELOADED = ("colorsys", "this")
+# Standard modules that no library imports; the second one prints as it is imported.
+PRELOADED = ("tabnanny", "this")
 # Not in every installation that runs the tests.
 OPTIONAL = ("horovod", "megatron")
 
@@ -102,7 +102,7 @@ def test_a_module_that_cannot_be_imported_fails_where_it_is_used(spark):
 
         yield no_such_module
 
-    with dedicated_python_workers(spark.sparkContext, "a test", ["colorsys", "no_such_module"]):
+    with dedicated_python_workers(spark.sparkContext, "a test", ["tabnanny", "no_such_module"]):
         assert imported(spark, PRELOADED) == []
         with pytest.raises(Exception, match="No module named 'no_such_module'"):
             spark.sparkContext.parallelize(range(1), 1).mapPartitions(use).collect()
@@ -125,8 +125,8 @@ def name_of(process):
 
 def test_a_daemon_with_modules_ends_when_it_is_idle_and_is_started_again(spark):
     role = "a test that waits"
-    with dedicated_python_workers(spark.sparkContext, role, ["colorsys"]):
-        assert imported(spark, ["colorsys"]) == ["colorsys"]
+    with dedicated_python_workers(spark.sparkContext, role, ["tabnanny"]):
+        assert imported(spark, ["tabnanny"]) == ["tabnanny"]
         first = daemons(role)
         assert first
         for process in first:
@@ -135,7 +135,7 @@ def test_a_daemon_with_modules_ends_when_it_is_idle_and_is_started_again(spark):
                 worker.kill()
         _, left = psutil.wait_procs(first, timeout=120)
         assert not left
-        assert imported(spark, ["colorsys"]) == ["colorsys"]
+        assert imported(spark, ["tabnanny"]) == ["tabnanny"]
     assert daemons(role)
 
 
