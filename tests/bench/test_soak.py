@@ -128,6 +128,8 @@ def test_the_heap_is_what_is_reachable(spark):
     assert with_text.used - before.used > 40 * MIB
     assert with_text.used - after.used > 80 * MIB
     assert after.committed >= after.used
+
+
 def test_a_process_without_a_heap_does_not_tell_one():
     with pytest.raises(OSError, match="No such process"):
         live_heap(2**22 + 1)
