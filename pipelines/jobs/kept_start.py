@@ -13,13 +13,13 @@ from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.run_folder import RunFolder
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import model_card
-from pipelines.model_card.front_matter import read_facts
+from pipelines.model_card.front_matter import is_measured, read_facts
 from pipelines.models.folder import read_encoder, write_encoder
-from pipelines.models.identity import is_digest_of, model_digest, recorded_digest
+from pipelines.models.identity import model_digest, recorded_digest
 from pipelines.progress import activity
 from pipelines.report.verdict import verdict
 from pipelines.runs.model_choice import KEPT_START, WHOLE
-from pipelines.runs.step_metrics import update_run_metrics
+from pipelines.runs.step_metrics import TRAINED, update_run_metrics
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -34,21 +34,26 @@ def shows_gain(config: Config) -> bool:
     if not config.run.keep_start or not run.metrics.is_file():
         return False
     known = storage.read_json(run.metrics)
-    digest = recorded_digest(known.get("measured", {}))
-    return is_digest_of(digest, run.model) and _is_better(known)
+    return is_measured(run, known) and _is_better(known)
 
 
 def keeps_start(config: Config, figures: Mapping[str, Any]) -> bool:
     """Replace a run's model by its start unless the figures show a gain; return whether it did.
 
-    A model that is the start already stays, and so does one that this package has not trained.
+    A model that is the start already stays, and so does one that the training did not write.
     """
     run = RunFolder.of(config)
     if not config.run.keep_start or scores_pairs(config) or not is_ours(run.path, RUN):
         return False
     known = {**storage.read_json(run.metrics), **figures}
     model = known.get("model", {})
-    if KEPT_START in model and model_digest(run.model) != model_digest(run.start):
+    is_kept = KEPT_START in model
+    trained = known.get(TRAINED, {}).get("model", {}) if is_kept else model
+    if recorded_digest(trained) != model_digest(run.model):
+        if not is_kept:
+            logger.warning("%s stays: `train` did not write it (run.keep_start)", run.model)
+        return False
+    if is_kept:
         # A job was killed between its two writes.
         _write_start(config, model)
         return True
@@ -61,8 +66,8 @@ def keeps_start(config: Config, figures: Mapping[str, Any]) -> bool:
         why = " ".join([*found.alarms, f"{found.sentence}{doubts}"])
     logger.warning("the model keeps the start's weights (run.keep_start): %s", why)
     kept = {"step": 0, "start_share": WHOLE, KEPT_START: why}
-    trained = {name: known[name] for name in ("model", "after", "interval") if name in known}
-    of_start = {"model": kept, "weight_change": 0.0, "trained": trained}
+    of_trained = {name: known[name] for name in ("model", "after", "interval") if name in known}
+    of_start = {"model": kept, "weight_change": 0.0, TRAINED: of_trained}
     update_run_metrics(run.path, of_start)
     _write_start(config, kept)
     return True

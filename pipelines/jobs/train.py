@@ -39,7 +39,7 @@ from pipelines.lanes.reader import check_unchanged
 from pipelines.libraries import DRIVER, check_installed
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import model_card, write_card
-from pipelines.model_card.front_matter import read_facts
+from pipelines.model_card.front_matter import is_measured, read_facts
 from pipelines.models.adaptation import (
     check_names,
     exports_adapter,
@@ -57,6 +57,7 @@ from pipelines.models.folder import (
     without_output,
     write_encoder,
 )
+from pipelines.models.identity import FIELD, model_digest
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.modules import with_terms
 from pipelines.models.rerankers.write import reranker_card, write_reranker
@@ -96,6 +97,7 @@ from pipelines.runs.run import TrainingRun, with_axes
 from pipelines.runs.step_metrics import (
     MetricsLog,
     forget_earlier_model,
+    forget_evaluation,
     logged_figures,
     seconds_to,
     training_figures,
@@ -447,7 +449,10 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> Location:
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
     change = weight_change(paths.model, paths.start)
+    figures[FIELD] = model_digest(paths.model)
     update_run_metrics(folder, {"model": figures, "weight_change": change})
+    if not is_measured(paths, storage.read_json(paths.metrics)):
+        forget_evaluation(folder)
     keep_doubts(folder)
     # A repeated, finished training has the figures of this very model already.
     write_card(paths, config, spec)

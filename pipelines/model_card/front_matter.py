@@ -206,7 +206,7 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
     recorded = read_if_there(run.config, partial(configuration.load, recorded=True)) or config
     of_run = without_secrets(recorded.model_copy(update={"card": config.card}))
     metrics: Mapping[str, Any] = read_record(run.metrics)
-    measured = metrics if _is_measured(run, metrics) else {}
+    measured = metrics if is_measured(run, metrics) else {}
     comparisons, sentence = compare(measured), str(verdict(measured) or "")
     # Sets of equal names go by their paths, whose last two parts differ.
     paths = {line.evaluation for line in comparisons if "/" in line.evaluation}
@@ -230,8 +230,8 @@ def read_facts(run: RunFolder, config: Config, spec: EncoderSpec) -> CardFacts:
     )
 
 
-def _is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
-    """Tell whether the figures are of the model in the folder."""
+def is_measured(run: RunFolder, metrics: Mapping[str, Any]) -> bool:
+    """Return whether the figures of `metrics.json` are of the model in the folder."""
     known = recorded_digest(metrics.get("measured", {}))
     return run.model.is_dir() and is_digest_of(known, run.model)
 

@@ -29,10 +29,13 @@ from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
 logger = logging.getLogger(__name__)
 
 
-_OF_AN_EARLIER_MODEL = (
-    *("training", "model", "after", "interval", "sets", "measured"),
-    *("weight_change", "signs", "overlap", "doubts", "trained"),
+TRAINED = "trained"
+"""The key with the trained model and its figures where a run keeps its start."""
+_OF_EVALUATION = (
+    *("after", "interval", "sets", "measured"),
+    *("signs", "overlap", "doubts", TRAINED),
 )
+_OF_TRAINING = ("training", "model", "weight_change")
 OnMetrics = Callable[[dict[str, Any]], None]
 """Called on the driver with each metrics line of a run; see :class:`StepMetrics`."""
 
@@ -183,9 +186,18 @@ def model_step(folder: Location) -> int | None:
 
 def forget_earlier_model(folder: Location) -> None:
     """Remove the figures of a run's model: they are outdated once the run goes on."""
+    _forget(folder, _OF_TRAINING + _OF_EVALUATION)
+
+
+def forget_evaluation(folder: Location) -> None:
+    """Remove the figures that an evaluation of an earlier model has written."""
+    _forget(folder, _OF_EVALUATION)
+
+
+def _forget(folder: Location, names: Sequence[str]) -> None:
     known = _read_metrics(folder)
     if known:
-        left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
+        left = {name: known[name] for name in known if name not in names}
         storage.write_json(RunFolder(folder).metrics, left)
     RunFolder(folder).samples.unlink(missing_ok=True)
     RunFolder(folder).observations.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.folder import read_encoder
+from pipelines.models.identity import model_digest
 from pipelines.models.weights import TERMS, load_weights
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.runs.job_records import forget_evaluations, read_evaluations
@@ -65,7 +66,8 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     best = max(measured, key=lambda step: (measured[step], -step))
     told = storage.read_json(run / "metrics.json")["model"]
     expected = {"best_by": "sts.spearman", "value": measured[best], "ema": 0.9, "ema_of": "factors"}
-    assert told == {"step": best, **expected}
+    digest = {"model_digest": model_digest(run / "model")}
+    assert told == {"step": best, **expected, **digest}
     state = load_checkpoint(run, best)
     model = read_encoder(run / "model")[1]
     for name, value in state.encoder_weights.items():

@@ -16,11 +16,8 @@ from question_documents import write_documents
 import pipelines
 from pipelines.errors import InputError
 from pipelines.files.run_folder import RunFolder
-from pipelines.jobs.kept_start import keeps_start
 from pipelines.jobs.triplets import check_same_questions, make_triplets
 from pipelines.models.folder import read_encoder
-from pipelines.models.identity import model_digest
-from pipelines.report.verdict import verdict
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.vectors.mining_inputs import stamps
@@ -85,17 +82,6 @@ def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
         np.testing.assert_array_equal(kept[name], value, err_msg=name)
     assert figures["before"]["retrieval"] == figures["after"]["retrieval"]
     assert "start" in Path(run, "model", "README.md").read_text()
-    told = verdict(json.loads((run / "metrics.json").read_text()))
-    assert told is not None
-    assert "(run.keep_start). The verdict on the trained one: " in str(told)
-    # A start that is kept already is not kept anew, unless a kill came before its weights.
-    caplog.clear()
-    assert not keeps_start(configured(), figures)
-    assert "run.keep_start" not in caplog.text
-    (run / "model" / "config_sentence_transformers.json").write_text("{}")
-    assert keeps_start(configured(), figures)
-    assert model_digest(run / "model") == model_digest(run / "start")
-
     asked = language_server["counts"]["requests"]
     make_triplets(configured().changed("run", overwrite=True))
     assert language_server["counts"]["requests"] == asked
