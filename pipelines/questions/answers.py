@@ -327,8 +327,7 @@ class _Task:
         """Return the known replies of the file of a part's documents."""
         file = None if self._work.known is None else self._work.known / part.path.name
         if file is not None and file != self._known[0]:
-            replies = _replies_of(file).items()
-            self._known = file, {place: reply for place, reply in replies if reply.text is not None}
+            self._known = file, _paid(_replies_of(file))
         return self._known[1]
 
 
@@ -360,15 +359,11 @@ def answer_files(folder: Location, build: str = "part-") -> list[Location]:
     return found
 
 
-def problem_without_reply(files: Iterable[Location]) -> str | None:
-    """Return a problem of files of answers without a single reply; None for others."""
-    problem = None
-    for file in files:
-        table = pq.read_table(arrow_source(file), columns=["reply", "problem"])
-        if table["reply"].null_count < len(table):
-            return None
-        problem = problem or next(iter(table["problem"].drop_null().to_pylist()), None)
-    return problem
+def first_problem(files: Iterable[Location]) -> str | None:
+    """Return a problem in files of answers, if there is one."""
+    tables = (pq.read_table(arrow_source(file), columns=["problem"]) for file in files)
+    problems = chain.from_iterable(table["problem"].drop_null().to_pylist() for table in tables)
+    return next(problems, None)
 
 
 def figures_of(file: Location) -> AnswerFigures | None:

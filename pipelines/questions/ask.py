@@ -47,7 +47,7 @@ from pipelines.questions.answers import (
     answer_files,
     ask_parts,
     figures_of,
-    problem_without_reply,
+    first_problem,
     tokens_of,
 )
 from pipelines.questions.documents import (
@@ -67,10 +67,10 @@ from pipelines.questions.filtering import (
     write_questions,
 )
 from pipelines.questions.filters import Filters
-from pipelines.questions.generator import GeneratorKind, GeneratorOptions
+from pipelines.questions.generator import FAILED, GeneratorKind, GeneratorOptions
 from pipelines.questions.kept import KEPT, remove_remains
 from pipelines.questions.prompts import Asking
-from pipelines.questions.summary import FAILED, AskingSummary
+from pipelines.questions.summary import AskingSummary
 from pipelines.settings import Config, QuestionSettings
 from pipelines.settings.redaction import without_password
 from pipelines.spark.capacity import conf_value, default_parallelism, task_threads
@@ -121,7 +121,7 @@ _TASK_TOKENS = 100_000
 
 _FORM_KEY = "form"
 _OF_INPUTS = ("format", "text_column", "key_column", "part_documents")
-_OF_REPLIES = ("generator", "max_tokens", "temperature", "title_column")
+_OF_REPLIES = ("generator", "max_tokens", "temperature", "title_column", "extra_body")
 _OF_FILTERS = (
     *("min_characters", "max_characters", "meta_phrases", "title_overlap", "copied_words"),
     *("same_language", "round_trip", "per_prompt", "language"),
@@ -371,6 +371,7 @@ class AskingJob:
             timeout=settings.timeout_seconds,
             retries=settings.retries,
             threads=task_threads(session),
+            extra_body=settings.extra_body or {},
         )
 
 
@@ -496,7 +497,7 @@ class _Making:
         answered = self._ask(staged)
         seconds = round(time.monotonic() - began, 2)
         figures = self._filter(staged, answered)
-        if not figures.parsed and (problem := self._problem_of_all()) is not None:
+        if not figures.parsed and (problem := first_problem(self._files())) is not None:
             remedy = (
                 "Correct the model's server, the prompt, questions.document_characters or "
                 "questions.max_tokens"
@@ -504,7 +505,7 @@ class _Making:
             if self._forget_unpaid():
                 remedy += f". To pay for the same requests again, remove {self.folder}"
             raise InputError(
-                MODEL, f"none of {answered.asked:,} requests has a reply ({problem})", remedy
+                MODEL, f"none of {answered.asked:,} requests brought a question ({problem})", remedy
             )
         if not figures.kept:
             most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
@@ -523,10 +524,6 @@ class _Making:
         }
         storage.write_json(self.folder / MANIFEST_FILE, manifest)
         return summary
-
-    def _problem_of_all(self) -> str | None:
-        """Return the problem of a request; None if one has a reply, or none was sent."""
-        return problem_without_reply(self._files())
 
     def _forget_unpaid(self) -> bool:
         """Remove files of answers without a token; return whether others stay.

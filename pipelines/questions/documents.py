@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 INPUTS = "questions.inputs"
 DOCUMENTS, KNOWN = "documents", "known"
 """Folders: all documents, and earlier answers about them."""
+PAID = "reply is not null or prompt_tokens + reply_tokens > 0"
+"""Condition of the model's replies, see :attr:`~pipelines.questions.generator.Reply.is_paid`."""
 STAGED_FILE = "staged.json"
 _FILE_ROWS = 8192
 _ROWS_OF_SHUFFLE = 100_000
@@ -147,7 +149,8 @@ def stage_documents(
 ) -> Staged:
     """Write documents and known answers into folders of ``work``, as files of the same buckets.
 
-    ``known`` are folders of earlier answers; of two answers any counts.
+    ``known`` are folders of earlier answers; of two replies any counts, and of a failed request
+    none.
 
     Raises:
         InputError: The table cannot be read, or has no text.
@@ -170,7 +173,9 @@ def stage_documents(
             written = write_buckets(distinct, buckets, ["text"], work / DOCUMENTS, placed=True)
     if known:
         columns = ("text", "prompt", "reply", "problem", "prompt_tokens", "reply_tokens")
-        found_answers = (read_parquet(session, folder).select(*columns) for folder in known)
+        found_answers = (
+            read_parquet(session, folder).select(*columns).where(PAID) for folder in known
+        )
         answers = reduce(lambda left, right: left.union(right), found_answers)
         write_buckets(answers, buckets, ["text", "prompt"], work / KNOWN, placed=False)
     staged = Staged(found["read"], found["read"] - found["kept"], written)

@@ -7,6 +7,7 @@ server, with growing pauses or after the server's `Retry-After`.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,7 +17,13 @@ from typing import Any
 import openai
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.questions.generator import UNANSWERED, GeneratorOptions, Reply, Request
+from pipelines.questions.generator import (
+    FAILED,
+    UNANSWERED,
+    GeneratorOptions,
+    Reply,
+    Request,
+)
 from pipelines.settings.redaction import HIDDEN, without_password
 
 ADDRESS = "questions.address"
@@ -24,13 +31,13 @@ MODEL = "questions.model"
 SECRET = "questions.key_variable"
 _AHEAD = 2
 """Requests read and not yet answered, as a multiple of those at a time."""
+_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+"""Seconds before an unreadable answer is asked for again: the client's pauses, which double."""
 _SHOWN = 200
 _NO_KEY = "none"
 """The key for servers that need none: the client insists on one."""
 _OF_THE_PROMPT = frozenset({400, 413, 422})
 """Statuses of a prompt that the server refuses, such as one that is too long."""
-_OF_THE_SETTINGS = frozenset({401, 403, 404})
-"""Statuses that no other prompt would change."""
 _MOST_FAILED = 8
 """Requests in a row without a reply, after which a short prompt tells whether any gets one."""
 _PROBE = Request("Reply with one word: yes", 1)
@@ -57,6 +64,7 @@ class Endpoint:
         self._failures = 0
         self._has_answered = False
         self._limit = _LIMITS[0]
+        self._sends_seed = True
 
     def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Send several requests at a time; see the interface."""
@@ -94,39 +102,33 @@ class Endpoint:
             raise
 
     def _asked(self, request: Request) -> Reply:
-        tries = 0
-        while tries <= self._options.retries:
-            tries += 1
-            limit = self._limit
+        told = ""
+        for tries in range(self._options.retries + 1):
+            # The client pauses before it repeats a request, but not after an unreadable answer.
+            if tries and self._failed.wait(min(_LONGEST_PAUSE, _PAUSE * 2.0 ** (tries - 1))):
+                return UNANSWERED
             try:
-                found = self._completion(request, limit)
+                found = self._completion(request)
             except openai.APIStatusError as error:
-                if limit == _LIMITS[0] and _LIMITS[1] in _message(error):
-                    self._limit = _LIMITS[1]
-                    tries -= 1
-                    continue
-                if error.status_code in _OF_THE_SETTINGS or self._fails_at_all():
+                if self._fails_at_all():
                     raise self._refusal(error) from None
-                word = "refused" if error.status_code in _OF_THE_PROMPT else "failed"
+                word = "refused" if error.status_code in _OF_THE_PROMPT else FAILED
                 return Reply(None, 0, 0, f"{word}: {self._told(error)}")
             except openai.APITimeoutError as error:
                 if self._fails_at_all():
                     raise self._unreachable(error) from None
-                return Reply(None, 0, 0, f"failed: {self._told(error)}")
+                return Reply(None, 0, 0, f"{FAILED}: {self._told(error)}")
             except openai.APIConnectionError as error:
                 raise self._unreachable(error) from None
             except ValueError:
                 continue  # Not JSON: a proxy's page, or an answer cut off.
-            reply = _read(found)
-            if reply is not None:
+            if (reply := _read(found)) is not None:
                 self._failures, self._has_answered = 0, True
                 return reply
-        shown = without_password(str(self._options.address))
-        raise InputError(
-            ADDRESS,
-            f"{shown} answers in another form than OpenAI's",
-            "Name the base URL of the API, most often with /v1 at its end",
-        )
+            told = self._shortened(_words(getattr(found, "error", None)))
+        if self._fails_at_all():
+            raise self._unreadable(told)
+        return Reply(None, 0, 0, f"{FAILED}: {told or 'the answer has another form'}")
 
     def _fails_at_all(self) -> bool:
         """Count a request without a reply, and return whether any other would have none either.
@@ -137,20 +139,35 @@ class Endpoint:
         if self._has_answered and self._failures < _MOST_FAILED:
             return False
         try:
-            answers = _read(self._completion(_PROBE, self._limit)) is not None
+            answers = _read(self._completion(_PROBE)) is not None
         except (openai.OpenAIError, ValueError):
             answers = False
         if answers:
             self._failures, self._has_answered = 0, True
         return not answers
 
-    def _completion(self, request: Request, limit: str) -> Any:
+    def _completion(self, request: Request) -> Any:
+        """Send a request; rename or leave out a field that the server does not know."""
+        while True:
+            limit, seed = self._limit, request.seed if self._sends_seed else None
+            try:
+                return self._sent(request, limit, seed)
+            except openai.APIStatusError as error:
+                words = _message(error)
+                if limit == _LIMITS[0] and _LIMITS[1] in words:
+                    self._limit = _LIMITS[1]
+                elif seed is not None and _refuses_seed(error.status_code, words):
+                    self._sends_seed = False
+                else:
+                    raise
+
+    def _sent(self, request: Request, limit: str, seed: int | None) -> Any:
         options = self._options
         return self._client.chat.completions.create(
             model=str(options.model),
             messages=[{"role": "user", "content": request.prompt}],
-            seed=request.seed,
-            extra_body={limit: options.max_tokens},
+            seed=openai.omit if seed is None else seed,
+            extra_body={limit: options.max_tokens, **options.extra_body},
             temperature=openai.omit if options.temperature is None else options.temperature,
         )
 
@@ -180,6 +197,18 @@ class Endpoint:
             remedy = "Check questions.model, lower questions.requests, or read the server's log"
         return PipelineError(f"{shown} fails again and again ({told}). {remedy}")
 
+    def _unreadable(self, told: str) -> PipelineError:
+        """Return the error for answers without a reply; ``told`` are the server's own words."""
+        shown = without_password(str(self._options.address))
+        if told:
+            remedy = "Lower questions.requests, or run the command again later"
+            return PipelineError(f"{shown} fails again and again ({told}). {remedy}")
+        return InputError(
+            ADDRESS,
+            f"{shown} answers in another form than OpenAI's",
+            "Name the base URL of the API, most often with /v1 at its end",
+        )
+
     def _unreachable(self, error: openai.APIConnectionError) -> InputError:
         shown, reason = without_password(str(self._options.address)), self._told(error)
         cause = error.__cause__
@@ -193,7 +222,11 @@ class Endpoint:
 
     def _told(self, error: BaseException) -> str:
         """Return an error's message in one line, without the key."""
-        text = without_password(" ".join(_message(error).split()).rstrip("."))
+        return self._shortened(_message(error))
+
+    def _shortened(self, words: str) -> str:
+        """Return a server's words in one line, without the key."""
+        text = without_password(" ".join(words.split()).rstrip("."))
         secret = self._options.secret
         # h11 shows a header that it refuses.
         for known in {secret, secret.strip()} - {""} if secret else ():
@@ -209,26 +242,51 @@ def _message(error: BaseException) -> str:
     """
     if not isinstance(error, openai.APIStatusError):
         return str(error)
-    body, status = error.body, f"Error code: {error.status_code}"
+    status, words = f"Error code: {error.status_code}", _words(error.body)
+    return f"{status} - {words}" if words else status
+
+
+def _words(body: object) -> str:
+    """Return a server's own words in the body of an error; empty without any."""
     words = body
     if isinstance(body, dict):
         words = next((body[name] for name in _WORDS if body.get(name)), body)
     if not words:
-        return status
-    return f"{status} - {words if isinstance(words, str) else json.dumps(words)}"
+        return ""
+    return words if isinstance(words, str) else json.dumps(words)
+
+
+def _refuses_seed(status: int, words: str) -> bool:
+    """Return whether a server refuses the field `seed`, as some do with each unknown field."""
+    return status in _OF_THE_PROMPT and re.search(r"\bseed\b", words) is not None
 
 
 def _read(found: Any) -> Reply | None:
     """Return the reply of a completion; None for any other answer."""
-    if not isinstance(found, openai.types.chat.ChatCompletion) or not found.choices:
+    if not isinstance(found, openai.types.chat.ChatCompletion) or found.choices is None:
         return None
-    message, usage = found.choices[0].message, found.usage
-    if message is None:
+    if not found.choices and getattr(found, "error", None):
         return None
+    usage = found.usage
     # Some servers count nothing, or only some of it.
-    read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
-    text = message.content
-    return Reply(text or None, read or 0, written or 0, None if text else "empty")
+    counted = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+    read, written = (count or 0 for count in counted)
+    if not found.choices:
+        # So do servers answer that block a prompt.
+        return Reply(None, read, written, "refused: the answer has no choice")
+    chosen = found.choices[0]
+    if chosen.message is None:
+        return None
+    return Reply.of(
+        _text(chosen.message.content), read, written, is_cut=chosen.finish_reason == "length"
+    )
+
+
+def _text(content: object) -> str:
+    """Return the text of a message: some servers send parts, thoughts among them."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = (part.get("text") for part in parts if part.get("type") == "text")
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _result(future: Future[Reply]) -> tuple[Reply, PipelineError | None]:

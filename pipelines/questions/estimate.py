@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,11 +20,12 @@ from pipelines.files.begun import begun_folders
 from pipelines.files.locations import Location
 from pipelines.questions.answers import Failure, failures_kept
 from pipelines.questions.ask import AskingJob
-from pipelines.questions.documents import INPUTS, documents_source, read_documents
+from pipelines.questions.documents import INPUTS, PAID, documents_source, read_documents
 from pipelines.questions.filters import Asked, Filters
-from pipelines.questions.generator import GeneratorOptions, Reply, Request, opened
+from pipelines.questions.generator import CUT, GeneratorOptions, Reply, Request, opened
 from pipelines.questions.kept import KEPT
-from pipelines.questions.prompts import Asking, questions_of
+from pipelines.questions.parsing import questions_of
+from pipelines.questions.prompts import Asking
 from pipelines.spark.frames import read_parquet
 from pipelines.spark.tasks import collect_from_tasks
 from pipelines.vectors.sources import damage_told, has_text
@@ -72,9 +74,10 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the lines to print."""
         requests = max(0, self.documents - self.known) * self.prompts
-        replies = [one.reply for one in self.sampled if not one.reply.problem]
-        if not replies:
+        if not any(one.reply.is_paid for one in self.sampled):
             return [f"no reply to {len(self.sampled)} requests: {self._problems()}"]
+        # Empty replies cost the most tokens, and refused requests none; failed ones are repeated.
+        replies = [one.reply for one in self.sampled if not one.reply.has_failed]
         read, written = (
             np.array([getattr(reply, name) for reply in replies], float)
             for name in ("prompt_tokens", "reply_tokens")
@@ -83,18 +86,10 @@ class Estimate:
         empty = f" ({self.without_text:,} rows without text)" if self.without_text else ""
         lines = [
             f"{self.documents:,} documents{empty}{of_them}, {requests:,} requests; "
-            f"sample of {len(replies)}:",
-            f"  {_total(read, requests)} tokens of prompts ({read.mean():,.0f} a request)",
-            f"  {_total(written, requests)} tokens of replies ({written.mean():,.0f} a request)",
+            f"sample of {len(replies)}:"
         ]
-        if any(price is not None for price in self.prices):
-            costs = read * (self.prices[0] or 0.0) + written * (self.prices[1] or 0.0)
-            lines.append(f"  cost {_total(costs / 1e6, requests)}")
-        found = [
-            (one, question)
-            for one in self.sampled
-            for question in questions_of(one.reply.text or "", self.count)
-        ]
+        lines += self._price(read, written, requests) or ["  the server does not count tokens"]
+        found = [(one, question) for one in self.sampled for question in self._questions(one)]
         kept = [
             question
             for one, question in found
@@ -106,20 +101,37 @@ class Estimate:
         lines.append(
             f"  {len(kept)} of {len(found)} questions pass the filters (without the round trip)"
         )
-        if len(replies) < len(self.sampled):
-            lines.append(f"  without a reply: {self._problems()}")
+        if problems := self._problems():
+            lines.append(f"  problems: {problems}")
         return [*lines, *self._shown()]
 
+    def _price(self, read: np.ndarray, written: np.ndarray, requests: int) -> list[str]:
+        """Return the tokens and the costs of all requests; nothing without tokens."""
+        if not read.any() and not written.any():
+            return []
+        lines = [
+            f"  {_total(read, requests)} tokens of prompts ({read.mean():,.0f} a request)",
+            f"  {_total(written, requests)} tokens of replies ({written.mean():,.0f} a request)",
+        ]
+        if any(price is not None for price in self.prices):
+            costs = read * (self.prices[0] or 0.0) + written * (self.prices[1] or 0.0)
+            lines.append(f"  cost {_total(costs / 1e6, requests)}")
+        return lines
+
+    def _questions(self, one: Sampled) -> list[str]:
+        reply = one.reply
+        return questions_of(reply.text or "", self.count, is_cut=reply.problem == CUT)
+
     def _problems(self) -> str:
-        """Return the problems of the sample, each once."""
-        found = dict.fromkeys(one.reply.problem for one in self.sampled if one.reply.problem)
-        return "; ".join(map(str, found))
+        """Return the problems of the sample with their counts, the most frequent first."""
+        found = Counter(one.reply.problem for one in self.sampled if one.reply.problem)
+        return "; ".join(f"{count} {problem}" for problem, count in found.most_common())
 
     def _shown(self) -> Iterator[str]:
         for one in self.sampled[:_SHOWN]:
             beginning = " ".join(one.document["text"].split())[:_CHARACTERS_SHOWN]
             yield f"{one.prompt} for: {beginning}"
-            for question in questions_of(one.reply.text or "", self.count):
+            for question in self._questions(one):
                 yield f"  {question}"
 
 
@@ -195,9 +207,9 @@ def _known_documents(session: SparkSession, job: AskingJob, texts: DataFrame) ->
     if not folders:
         return 0
     answers = [
-        read_parquet(session, folder).select("text", "prompt", "reply") for folder in folders
+        read_parquet(session, folder).where(PAID).select("text", "prompt") for folder in folders
     ]
-    known = reduce(lambda left, right: left.union(right), answers).where("reply is not null")
+    known = reduce(lambda left, right: left.union(right), answers)
     prompts = known.groupBy("text").agg(F.countDistinct("prompt").alias("prompts"))
     whole = prompts.where(f"prompts >= {len(job.asking.prompts)}")
     return texts.join(whole, "text", "left_semi").count()

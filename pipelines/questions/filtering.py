@@ -25,7 +25,8 @@ import xxhash
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.questions.filters import NOT_FOUND, REPEATED, Asked, Filters, plain_form
-from pipelines.questions.prompts import questions_of
+from pipelines.questions.generator import CUT
+from pipelines.questions.parsing import questions_of
 from pipelines.spark.frames import read_columns_of_any, read_parquet, shuffle_partitions
 from pipelines.vectors.bm25 import ranks_of
 from pipelines.vectors.embedding import vectors_of
@@ -45,7 +46,7 @@ FIGURES = b"sentence_pipelines.questions"
 FILE_ROWS = 4096
 """Questions searched at a time."""
 _ROWS_OF_SHUFFLE = 100_000
-_READ = ("text", "title", "key", "prompt", "reply")
+_READ = ("text", "title", "key", "prompt", "reply", "problem")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _parsed(
     for batch in batches:
         rows = []
         for row in batch.to_pylist():
-            for question in questions_of(row["reply"], count):
+            for question in questions_of(row["reply"], count, is_cut=row["problem"] == CUT):
                 asked = Asked(question, row["prompt"], row["text"], row["title"])
                 reason = filters.reason(asked)
                 rows.append(

@@ -6,11 +6,11 @@ the library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipelines.catalog import GENERATORS
 from pipelines.errors import InputError
@@ -22,7 +22,7 @@ class GeneratorOptions:
     """Plain values that open a generator, sent to executors.
 
     ``model`` is a name at the ``address``, or a folder. ``requests`` bounds those of one task at a
-    time, ``timeout`` is in seconds.
+    time, ``timeout`` is in seconds. ``extra_body`` are further fields of a request to the address.
     """
 
     model: str | Location
@@ -34,6 +34,7 @@ class GeneratorOptions:
     timeout: float
     retries: int
     threads: int = 1
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
 def longest_prompt(context: int, options: GeneratorOptions) -> int:
@@ -61,18 +62,35 @@ class Request:
     seed: int
 
 
+WITHOUT_THOUGHTS = {"enable_thinking": False}
+"""Switches thoughts off in the chat templates that know it, such as Qwen3's."""
+FAILED = "failed"
+"""The problem of a request that is worth another try later."""
+EMPTY = "empty"
+"""The problem of a reply without a text, such as thoughts alone."""
+CUT = "cut off"
+"""The problem of a text that ends at ``max_tokens``, perhaps in a question or in thoughts."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """A reply and its cost in tokens.
 
     ``text`` is None if the model has none for this prompt; ``problem`` says why, as a word and,
-    after a colon, perhaps more.
+    after a colon, perhaps more. A text with a problem is :data:`CUT`.
     """
 
     text: str | None
     prompt_tokens: int
     reply_tokens: int
     problem: str | None = None
+
+    @classmethod
+    def of(cls, text: str, prompt_tokens: int, reply_tokens: int, *, is_cut: bool) -> Reply:
+        """Return what a model has written; ``is_cut`` if it came to ``max_tokens``."""
+        if not text.strip():
+            return cls(None, prompt_tokens, reply_tokens, EMPTY)
+        return cls(text, prompt_tokens, reply_tokens, CUT if is_cut else None)
 
     @property
     def tokens(self) -> int:
@@ -83,6 +101,11 @@ class Reply:
     def is_paid(self) -> bool:
         """Whether the model has replied, perhaps without a text: the request is not repeated."""
         return self.text is not None or self.tokens > 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request is worth another try."""
+        return self.problem is not None and self.problem.partition(":")[0] == FAILED
 
 
 UNANSWERED = Reply(None, 0, 0, "unanswered")

@@ -7,6 +7,7 @@ questions (doc2query), get it as it stands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -23,7 +24,13 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.models.frameworks.torch import has_bf16
-from pipelines.questions.generator import GeneratorOptions, Reply, Request, longest_prompt
+from pipelines.questions.generator import (
+    WITHOUT_THOUGHTS,
+    GeneratorOptions,
+    Reply,
+    Request,
+    longest_prompt,
+)
 from pipelines.training.devices import worker_device
 
 MODEL = "questions.model"
@@ -44,9 +51,13 @@ class LocalModel:
         self._device = worker_device()
         self._tokenizer, self._model = _loaded(options.model, str(folder))
         kind = torch.bfloat16 if has_bf16(self._device) else torch.float32
-        self._model.to(self._device, kind).eval()
+        with _memory_told(options.model):
+            self._model.to(self._device, kind).eval()
         self._reads_apart = bool(self._model.config.is_encoder_decoder)
         self._longest = self._longest_prompt()
+        ends = self._model.generation_config.eos_token_id
+        # Shorter texts of a batch are padded behind their end.
+        self._ends = {self._tokenizer.pad_token_id, *(ends if isinstance(ends, list) else [ends])}
 
     def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Generate batch by batch; see the interface."""
@@ -62,7 +73,9 @@ class LocalModel:
                     fitting.append(number)
             for numbers in self._batches(fitting, lengths):
                 batch = [group[number] for number in numbers]
-                yield from zip(batch, self._generate(batch), strict=True)
+                with _memory_told(self._options.model):
+                    found = self._generate(batch)
+                yield from zip(batch, found, strict=True)
 
     def close(self) -> None:
         """Free the memory of the model."""
@@ -93,7 +106,9 @@ class LocalModel:
             return request.prompt
         message = [{"role": "user", "content": request.prompt}]
         return str(
-            self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            self._tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True, **WITHOUT_THOUGHTS
+            )
         )
 
     @torch.inference_mode()  # type: ignore[untyped-decorator] # as torch has it
@@ -127,9 +142,10 @@ class LocalModel:
         texts = tokenizer.batch_decode(made[:, start:], skip_special_tokens=True)
         read = inputs.attention_mask.sum(1).tolist()
         written = (made[:, start:] != tokenizer.pad_token_id).sum(1).tolist()
+        cut = (last not in self._ends for last in made[:, -1].tolist())
         return [
-            Reply(text or None, int(prompt), int(reply), None if text else "empty")
-            for text, prompt, reply in zip(texts, read, written, strict=True)
+            Reply.of(text, int(prompt), int(reply), is_cut=is_cut)
+            for text, prompt, reply, is_cut in zip(texts, read, written, cut, strict=True)
         ]
 
     def _longest_prompt(self) -> int | None:
@@ -142,6 +158,25 @@ class LocalModel:
         if positions is None:
             return None
         return int(positions) if self._reads_apart else longest_prompt(positions, self._options)
+
+
+@contextmanager
+def _memory_told(named: str | Location) -> Iterator[None]:
+    """Name the setting where the memory of a GPU is too small for a model.
+
+    Raises:
+        InputError: Several tasks have loaded it, or it is too large.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition(".")[0]
+        raise InputError(
+            MODEL,
+            f"{named} does not fit into memory beside the other tasks ({reason})",
+            "Give each task a GPU of its own (spark.task.resource.gpu.amount=1), or all cores "
+            "(spark.task.cpus)",
+        ) from None
 
 
 def _loaded(named: Location, folder: str) -> tuple[PreTrainedTokenizerBase, Any]:

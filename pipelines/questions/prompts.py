@@ -1,4 +1,4 @@
-"""Prompts for a language model, and the questions in its replies.
+"""Prompts for a language model.
 
 A prompt is a text file with `$document`, `$count`, `$language` and `$examples`. The package has one
 for each kind of query; users may name their own files.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -26,15 +25,6 @@ EXAMPLES = "questions.examples"
 _KNOWN = frozenset({"document", "count", "language", "examples"})
 _OF_DOCUMENT = "the language of the document"
 
-# Some chat templates write the opening tag into the prompt, and a reply may end in its thoughts.
-_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL)
-_FENCE = re.compile(r"^```\w*$")
-_MARK = re.compile(
-    r"(?:[-*\u2022\u2013]|#+|\(?\d{1,2}\s?[.):]|(?:(?:a\s+)?(?:q|question|query|statement|claim|answer))\s*\d*\s*[:.])\s+",
-    re.I,
-)
-_QUOTES = "\"'`*_\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e"
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -42,6 +32,11 @@ class Prompt:
 
     name: str
     template: str
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """The names of what the template asks for."""
+        return frozenset(Template(self.template).get_identifiers())
 
     def text(self, document: str, *, count: int, language: str, examples: Sequence[str]) -> str:
         """Return the prompt of a document; ``examples`` may be empty."""
@@ -66,6 +61,10 @@ def read_prompts(settings: QuestionSettings, stores: StorageSettings) -> tuple[P
     for name in names:
         if names.count(name) > 1:
             raise InputError(KEY, f"two prompts have the name {name}", "Rename one of the files")
+    for prompt in prompts:
+        if settings.examples is not None and "examples" not in prompt.placeholders:
+            problem = f"the prompt {prompt.name} has no $examples"
+            raise InputError(EXAMPLES, problem, "Add it to the prompt, or leave the file out")
     return prompts
 
 
@@ -198,43 +197,3 @@ def _seed(*parts: object) -> int:
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     # Servers take signed integers of 32 bits.
     return int.from_bytes(digest[:4], "big") >> 1
-
-
-def questions_of(reply: str, count: int) -> list[str]:
-    """Return at most ``count`` questions of a reply: its lines, or the strings of a JSON list.
-
-    Thoughts of reasoning models, numbers, bullets, quotes and introductions are left out.
-    """
-    text = _THOUGHTS.sub("", reply).strip()
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not _FENCE.match(line)]
-    listed = _listed("\n".join(lines))
-    if listed is None:
-        # "Here are three questions:" introduces the rest.
-        listed = [line for line in lines if not line.endswith((":", "\uff1a"))]
-    found = (_bare(line) for line in listed)
-    return [question for question in found if question][:count]
-
-
-def _listed(text: str) -> list[str] | None:
-    """Return the strings of a JSON list, also of one within an object; None for other texts."""
-    if not text.startswith(("[", "{")):
-        return None
-    try:
-        found: Any = json.loads(text)
-    except ValueError:
-        return None
-    if isinstance(found, dict):
-        found = next((value for value in found.values() if isinstance(value, list)), None)
-    if not isinstance(found, list):
-        return None
-    texts = [next(iter(one.values()), None) if isinstance(one, dict) else one for one in found]
-    return [" ".join(one.split()) for one in texts if isinstance(one, str)]
-
-
-def _bare(line: str) -> str:
-    """Return a line without its number or bullet, and without quotes around it."""
-    before = None
-    while before != line:
-        before, line = line, _MARK.sub("", line, count=1) if _MARK.match(line) else line
-    return line.strip().strip(_QUOTES).strip()

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pipelines.files import records
 from pipelines.files.locations import Location
 from pipelines.questions.filters import REASONS
+from pipelines.questions.generator import CUT, FAILED
 from pipelines.vectors.table_job import MANIFEST_FILE
-
-FAILED = "failed"
-"""The problem of a request that the server did not answer."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class AskingSummary:
         documents: Distinct texts.
         asked_documents: Documents with an answer to each prompt, or a failed request.
         requests: Requests of this table's update; ``known`` replies are those of an earlier one.
-        problems: Requests without a reply, by their problem.
+        problems: Requests without a reply, or with half of one, by their problem.
         questions: Questions in the replies.
         dropped: Questions dropped by filters, by reason.
         rows: Questions kept.
@@ -70,9 +68,11 @@ class AskingSummary:
             f"{self.documents:,} documents ({self.read:,} rows, {self.without_text:,} without text)"
         ]
         asked = f"{self.requests:,} requests, {self.known:,} replies known before"
-        if self.problems:
-            asked += ", without a reply: " + _counted(self.problems, self.problems)
+        if unanswered := _counted(self.problems, {*self.problems} - {CUT}):
+            asked += f", without a reply: {unanswered}"
         lines.append(asked)
+        if cut := self.problems.get(CUT):
+            lines.append(f"{cut:,} replies are cut off at questions.max_tokens")
         if failed := self.problems.get(FAILED):
             lines.append(f"{failed:,} requests failed. The same command repeats them")
         if self.requests:

@@ -31,6 +31,7 @@ from pipelines.errors import InputError  # noqa: E402
 from pipelines.files.copies import local_folder  # noqa: E402
 from pipelines.files.locations import Location  # noqa: E402
 from pipelines.questions.generator import (  # noqa: E402
+    WITHOUT_THOUGHTS,
     GeneratorOptions,
     Reply,
     Request,
@@ -89,7 +90,7 @@ class VllmModel:
         if self._is_chat:
             message = [{"role": "user", "content": text}]
             text = self._tokenizer.apply_chat_template(
-                message, tokenize=False, add_generation_prompt=True
+                message, tokenize=False, add_generation_prompt=True, **WITHOUT_THOUGHTS
             )
         return list(self._tokenizer(text, add_special_tokens=not self._is_chat).input_ids)
 
@@ -105,8 +106,8 @@ class VllmModel:
 def _reply(made: Any) -> Reply:
     """Return the reply of an output of vLLM."""
     (written,) = made.outputs
-    text, tokens = written.text, len(written.token_ids)
-    return Reply(text or None, len(made.prompt_token_ids), tokens, None if text else "empty")
+    read, tokens = len(made.prompt_token_ids), len(written.token_ids)
+    return Reply.of(written.text, read, tokens, is_cut=written.finish_reason == "length")
 
 
 def _loaded(named: Location, folder: str) -> LLM:

@@ -250,17 +250,24 @@ class ScoringJob:
 
         Raises:
             InputError: The folder holds foreign files, or a different table, without
-                ``scoring.overwrite``.
+                ``scoring.overwrite``. So does an unfinished one, unless its inputs have changed.
         """
         check_places(OUTPUT, self.folder, SCORES)
-        known = _identity_in(versions.current(self.folder))
-        if known is None or self.settings.overwrite:
+        if self.settings.overwrite:
             return False
         again = "Set scoring.overwrite=true to make it again, or name another scoring.output"
+        for begun in begun_folders(self.folder):
+            differing = self._differing(_identity_in(begun) or self.identity)
+            if differing not in ("", _FORM_KEY, INPUTS):
+                problem = f"the unfinished table in {begun} was made with another value of this"
+                remedy = f"{again}. Or remove the unfinished table"
+                raise InputError(differing, f"{problem} setting", remedy)
+        known = _identity_in(versions.current(self.folder))
+        if known is None:
+            return False
         if known.get(_FORM_KEY) != FORM:
             raise InputError(OUTPUT, f"{self.folder} was made by another release", again)
-        differing = next((key for key in self.identity if self.identity[key] != known.get(key)), "")
-        if differing:
+        if differing := self._differing(known):
             raise InputError(
                 differing, f"{self.folder} was made with another value of this setting", again
             )
@@ -268,6 +275,10 @@ class ScoringJob:
             problem = f"it is unknown whether they have changed since {self.folder} was made"
             raise InputError(INPUTS, problem, again)
         return True
+
+    def _differing(self, known: Mapping[str, Any]) -> str:
+        """Return the first setting with another value in a table; empty if there is none."""
+        return next((key for key in self.identity if self.identity[key] != known.get(key)), "")
 
     @contextmanager
     def working(self) -> Iterator[None]:

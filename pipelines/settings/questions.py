@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -85,7 +85,11 @@ class QuestionSettings(Settings):
     temperature: float | None = Field(default=0.7, ge=0, le=2)
     """Randomness of the replies. 0: the most probable words. Null: the model's own."""
     seed: int = Field(default=1, ge=0)
-    """Seed of examples and replies. Servers may ignore it."""
+    """Seed of examples and replies. Servers may ignore it; where one refuses it, only examples
+    have it."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields of each request to the `endpoint`. Without thoughts in vLLM:
+    `{chat_template_kwargs: {enable_thinking: false}}`. Null: none."""
     requests: int = Field(default=16, ge=1, le=10_000)
     """Most requests to the `endpoint` at a time, of all executors together."""
     timeout_seconds: float = Field(default=120.0, gt=0)

@@ -126,8 +126,9 @@ def _of_questions(given: Tree) -> Tree:
         columns = [f"{name}_score" for name in ("positive", *names)]
         corpus |= {"score_columns": columns}
     loss = "listwise_kl" if is_scored else "in_batch_negatives"
-    scorer = "cross_encoder" if value("scoring", "model", None) else "bi_encoder"
-    scorer = value("scoring", "scorer", scorer)
+    reranker, encoder = (bool(value("scoring", name, None)) for name in ("model", "encoder"))
+    scorers = {(True, True): "fusion", (True, False): "cross_encoder"}
+    scorer = value("scoring", "scorer", scorers.get((reranker, encoder), "bi_encoder"))
     return {
         "questions": {"round_trip_model": start},
         "mining": {

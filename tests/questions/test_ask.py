@@ -322,18 +322,20 @@ def test_an_output_among_the_documents_is_refused(asking, document_file):
             AskingJob.of(asking(inputs=[str(document_file.parent)], output=str(output)))
 
 
-def test_documents_that_the_model_refuses_are_counted_and_asked_about_again(
+def test_documents_that_the_model_refuses_are_asked_about_again_and_empty_replies_are_paid(
     spark, asking, document_file, language_server
 ):
     texts = [row["text"] for row in rows_of(document_file)]
-    write_documents(document_file, [f"{texts[0]} xylophone", *texts[1:]])
+    texts[:2] = f"{texts[0]} xylophone", f"{texts[1]} walrus"
+    write_documents(document_file, texts)
     language_server["refused"].append("xylophone")
+    language_server["endless"].append("walrus")
     config = asking(round_trip=None)
     first = pipelines.ask(config)
-    assert first.problems == {"refused": 1}
+    assert first.problems == {"refused": 1, "empty": 1}
     assert first.asked_documents == DOCUMENTS
     language_server["refused"].clear()
-    write_documents(document_file, [f"{texts[0]} xylophone", *texts[1:], "Kangaroos hop"])
+    write_documents(document_file, [*texts, "Kangaroos hop"])
     second = pipelines.ask(config)
     assert (second.requests, second.problems) == (2, {})
 
@@ -343,7 +345,7 @@ def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
 ):
     language_server["refused"].append("Document:")
     config = asking(round_trip=None)
-    refused = rf"^questions\.model: none of {DOCUMENTS} requests has a reply \(refused: .* too long"
+    refused = rf"^questions\.model: none of {DOCUMENTS} requests brought a question \(refused: "
     for _ in range(2):
         with pytest.raises(InputError, match=refused):
             pipelines.ask(config)
@@ -378,7 +380,9 @@ def test_a_model_that_refuses_other_documents_leaves_the_answers_of_a_killed_job
     texts = [row["text"] for row in rows_of(document_file)]
     write_documents(document_file, ["Kangaroos hop across Australian grasslands"])
     language_server["refused"].append("Kangaroos")
-    with pytest.raises(InputError, match=r"^questions\.model: none of 1 requests has a reply"):
+    with pytest.raises(
+        InputError, match=r"^questions\.model: none of 1 requests brought a question"
+    ):
         pipelines.ask(config)
     write_documents(document_file, texts)
     summary = pipelines.ask(config)

@@ -180,10 +180,76 @@ def test_a_wrong_key_model_or_address_is_the_users(language_server):
     ],
 )
 def test_an_error_is_told_in_the_words_of_the_server(language_server, body, told):
-    language_server["faults"].append((404, body))
+    # A short prompt has the same answer.
+    language_server["faults"] += [(404, body)] * 2
     with pytest.raises(InputError) as refused:
         replies(language_server, ["alpha beta"])
     assert f"does not know `{MODEL}` ({told}). Name its model" in str(refused.value)
+
+
+def completion(content, **choice) -> dict:
+    """A completion of six tokens, for the server to send."""
+    message = {"role": "assistant", "content": content}
+    usage = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    chosen = {"index": 0, "finish_reason": "stop", "message": message, **choice}
+    known = {"id": "one", "object": "chat.completion", "created": 0, "model": MODEL}
+    return {**known, "choices": [chosen], "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("body", "reply"),
+    [
+        (
+            # As Databricks documents replies of reasoning models.
+            completion([{"type": "reasoning", "summary": []}, {"type": "text", "text": "What?"}]),
+            Reply("What?", 4, 2),
+        ),
+        (completion([{"type": "reasoning", "summary": []}]), Reply(None, 4, 2, "empty")),
+        (completion(None), Reply(None, 4, 2, "empty")),
+        (completion(" \n"), Reply(None, 4, 2, "empty")),
+        (completion("What?\nHo", finish_reason="length"), Reply("What?\nHo", 4, 2, "cut off")),
+        (
+            {**completion(""), "choices": []},
+            Reply(None, 4, 2, "refused: the answer has no choice"),
+        ),
+    ],
+)
+def test_a_reply_has_its_text_and_what_is_wrong_with_it(language_server, body, reply):
+    language_server["faults"].append((200, body))
+    assert replies(language_server, ["alpha beta"], requests=1) == [reply]
+    assert language_server["counts"]["requests"] == 1
+
+
+def test_an_error_under_status_200_is_repeated_and_told_in_its_words(language_server):
+    overloaded = (200, {"error": {"message": "overloaded"}})
+    language_server["faults"] += [overloaded] * 2
+    (reply,) = replies(language_server, ["alpha beta"], requests=1, retries=2)
+    assert reply.problem is None
+    language_server["faults"] += [None, overloaded]
+    found = replies(language_server, ["alpha beta", "gamma delta"], requests=1, retries=0)
+    assert [reply.problem for reply in found] == [None, "failed: overloaded"]
+    language_server["faults"] += [overloaded] * 60
+    with pytest.raises(PipelineError, match=r"fails again and again \(overloaded\)\. Lower"):
+        replies(language_server, ["alpha beta"] * 20, requests=1, retries=0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_prompt_that_the_server_bars_ends_no_job(language_server, status):
+    language_server["faults"].append((status, {"error": {"message": "flagged"}}))
+    found = replies(language_server, ["alpha beta", "gamma delta"], requests=1)
+    assert [reply.problem for reply in found] == [f"failed: Error code: {status} - flagged", None]
+
+
+def test_a_server_may_refuse_a_seed_and_be_told_more(language_server):
+    unknown = {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"]}]}
+    language_server["faults"].append((422, unknown))
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    documents = ["alpha beta", "gamma delta"]
+    found = replies(language_server, documents, requests=1, extra_body=extra)
+    assert [reply.problem for reply in found] == [None, None]
+    asked = language_server["seen"]
+    assert ["seed" in one for one in asked] == [True, False, False]
+    assert all(one["chat_template_kwargs"] == {"enable_thinking": False} for one in asked)
 
 
 def test_a_prompt_that_the_model_refuses_costs_that_reply_alone(language_server):

@@ -138,6 +138,25 @@ def test_replies_that_leave_no_room_for_a_prompt_are_refused(tmp_path):
         LocalModel(options(folder, max_tokens=4000))
 
 
+def test_a_reply_that_ends_at_the_limit_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_model, "has_bf16", lambda device: False)
+    folder = write_model(tmp_path / "plain", "plain")
+    (whole,) = replies(folder, PROMPTS[:1], max_tokens=40)
+    (cut,) = replies(folder, PROMPTS[:1], max_tokens=3)
+    assert cut.problem == "cut off"
+    assert whole.text.startswith(cut.text)
+
+
+def test_a_model_beside_others_that_does_not_fit_names_the_setting(folder, monkeypatch):
+    def generate(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    with closing(LocalModel(options(folder))) as model:
+        monkeypatch.setattr(model._model, "generate", generate)
+        with pytest.raises(InputError, match=r"\(CUDA out of memory\)\. Give each task a GPU"):
+            next(model.replies([Request(PROMPTS[0], 7)]))
+
+
 def test_a_folder_that_does_not_write_is_refused(tmp_path):
     folder = write_model(tmp_path / "plain", "plain")
     (folder / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Prompts, and the questions in what a language model replies."""
+"""Prompts: those of the package, those of users, and examples in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pipelines.errors import InputError
 from pipelines.questions.prompts import (
     Asking,
     Prompt,
-    questions_of,
     read_examples,
     read_prompts,
     shortened,
@@ -17,33 +16,6 @@ from pipelines.settings import QuestionSettings, StorageSettings
 from pipelines.settings.questions import PACKAGED_PROMPTS
 
 STORES = StorageSettings()
-
-
-@pytest.mark.parametrize(
-    ("reply", "questions"),
-    [
-        ("What is a lane?\nHow long is a row?", ["What is a lane?", "How long is a row?"]),
-        ("1. What?\n2) How?\n(3) Why?", ["What?", "How?", "Why?"]),
-        ("- What?\n* How?\n\u2022 Why?", ["What?", "How?", "Why?"]),
-        ("Here are three questions:\n\n1. What?\n", ["What?"]),
-        ("Question 1: What?\nQ2. How?", ["What?", "How?"]),
-        ("A question: What?\nAnswer: How?", ["What?", "How?"]),
-        ("\u201cWhat?\u201d\n**How?**", ["What?", "How?"]),
-        ('["What?", "How?"]', ["What?", "How?"]),
-        ('```json\n{"questions": ["What?", {"question": "How?"}]}\n```', ["What?", "How?"]),
-        ('["What?", "How', ['["What?", "How']),
-        ("<think>The user wants\nquestions.</think>\nWhat?", ["What?"]),
-        ("<think>It never stops thinking", []),
-        ("The user wants one.\nMaybe this?</think>\n\nWhat?", ["What?"]),
-        ("<think>One</think>Maybe?<think>Two</think>\nWhat?", ["What?"]),
-        ("What?\nHow?\nWhy?\nWhen?\nWho?", ["What?", "How?", "Why?", "When?"]),
-        ("", []),
-        ("\n \n", []),
-        ("3.5 mm jacks: what are they?", ["3.5 mm jacks: what are they?"]),
-    ],
-)
-def test_questions_are_found_in_the_forms_that_models_write(reply, questions):
-    assert questions_of(reply, 4) == questions
 
 
 @pytest.mark.parametrize("name", PACKAGED_PROMPTS)
@@ -91,6 +63,17 @@ def test_prompts_of_ones_own_have_the_name_of_their_file(tmp_path):
         read_prompts(QuestionSettings(prompts=names), STORES)
     with pytest.raises(InputError, match=r"missing\.txt cannot be read .* or one of question,"):
         read_prompts(QuestionSettings(prompts=(str(tmp_path / "missing.txt"),)), STORES)
+
+
+def test_examples_that_no_prompt_shows_are_refused(tmp_path):
+    path = tmp_path / "support.txt"
+    path.write_text("A ticket about $document")
+    settings = QuestionSettings(prompts=("question", str(path)), examples="queries.txt")
+    with pytest.raises(InputError) as refused:
+        read_prompts(settings, STORES)
+    assert str(refused.value).startswith(
+        "questions.examples: the prompt support has no $examples. Add it to the prompt"
+    )
 
 
 def test_examples_are_the_lines_of_a_file(tmp_path):

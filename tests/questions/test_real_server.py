@@ -20,7 +20,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
 from pipelines.questions.endpoint import Endpoint
 from pipelines.questions.generator import GeneratorOptions, Reply, Request
-from pipelines.questions.prompts import questions_of
+from pipelines.questions.parsing import questions_of
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 

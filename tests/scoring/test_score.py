@@ -119,7 +119,7 @@ def test_logits_an_encoder_and_both_together(spark, triplets, reranker, small_mo
     encoder = {"encoder": str(small_model)}
     probabilities, logits = scored("one"), scored("two", logits=True)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probabilities, atol=1e-5)
-    cosines = scored("three", scorer="bi_encoder", **encoder)
+    cosines = scored("three", scorer="bi_encoder", model=None, **encoder)
     texts = [row for row in rows_of(triplets) if row["anchor"] is not None]
     embed = load_embedder(small_model, precision="fp32")
     first, second = embed([row["anchor"] for row in texts]), embed([r["positive"] for r in texts])
@@ -174,6 +174,10 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_rows(
         with pytest.raises(PipelineError, match="killed here"):
             pipelines.score(config)
     begun = next_folder(Path(config.scoring.output))
+    with pytest.raises(
+        InputError, match=r"^scoring\.keep_negatives: the unfinished table in .* another"
+    ):
+        pipelines.score(configured(triplets, reranker, keep_negatives=1, margin=0.1))
     lost = sorted(begun.glob("part-*"))[2]
     rows = pq.read_metadata(lost).num_rows
     lost.unlink()
@@ -217,11 +221,12 @@ def test_other_formats_and_the_table_of_mining(spark, triplets, reranker, lines)
     assert pipelines.score(config).rows == ROWS
 
 
+OF_ENCODER = {"scorer": "bi_encoder", "model": None}
 FAULTS = [
     ({"model": None}, "scoring.model", "it is empty. Name the folder of a cross-encoder"),
     ({"model": "/nowhere"}, "scoring.model", "there is no folder /nowhere"),
-    ({"scorer": "bi_encoder"}, "scoring.encoder", "it is empty. Name a sentence-transformers"),
-    ({"scorer": "bi_encoder", "encoder": "/nowhere"}, "scoring.encoder", "there is no folder"),
+    (OF_ENCODER, "scoring.encoder", "it is empty. Name a sentence-transformers"),
+    (OF_ENCODER | {"encoder": "/nowhere"}, "scoring.encoder", "there is no folder"),
     ({"inputs": ["/nowhere.parquet"]}, "scoring.inputs", "/nowhere.parquet"),
     ({"anchor_column": "query"}, "scoring.anchor_column", "has no column `query`"),
     ({"positive_column": "id"}, "scoring.positive_column", "`id` of "),
@@ -247,6 +252,19 @@ def test_what_cannot_be_scored_is_refused_before_spark(
 def test_logits_and_cosines_are_not_added(triplets, reranker):
     with pytest.raises(InputError, match=r"^scoring\.logits: logits and cosines have no common"):
         configured(triplets, reranker, scorer="fusion", logits=True)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "key", "value"),
+    [
+        ("cross_encoder", "encoder", "default"),
+        ("bi_encoder", "model", "/models/reranker"),
+        ("bi_encoder", "logits", True),
+    ],
+)
+def test_what_a_scorer_does_not_use_is_refused(scorer, key, value):
+    with pytest.raises(InputError, match=rf"^scoring\.{key}: `scorer: {scorer}` does not use it"):
+        parse({"scoring": {"scorer": scorer, key: value}})
 
 
 def test_an_output_around_the_input_is_refused(triplets, reranker):

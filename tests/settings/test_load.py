@@ -209,36 +209,43 @@ def test_every_setting_that_speaks_of_files_is_a_path():
     assert len(PATHS) == 31
 
 
+# What has to be set for such a key to be of use.
+NEEDED = {
+    "tracking.tensorboard_folder": ["tracking.trackers=[tensorboard]"],
+    "scoring.encoder": ["scoring.scorer=bi_encoder"],
+}
+
+
 @pytest.mark.parametrize("key", PATHS)
 def test_a_path_is_on_a_file_system_or_in_a_store(key):
     is_list = isinstance(Config().model_dump()[key.split(".")[0]][key.split(".")[1]], tuple)
     given = "[{}]" if is_list else "{}"
-    trackers = ["tracking.trackers=[tensorboard]"] if "tensorboard" in key else []
+    beside = NEEDED.get(key, [])
     for address in ADDRESSES:
         told = rf"^{key}: `{address}` is on .+, not on a file system\. Mount it and give the path"
         with pytest.raises(InputError, match=told):
-            load(None, [*trackers, f"{key}={given.format(address)}"])
+            load(None, [*beside, f"{key}={given.format(address)}"])
     for address in STORED:
         if key not in LOCAL:
             section, name = key.split(".")
             loaded = getattr(
-                getattr(load(None, [*trackers, f"{key}={given.format(address)}"]), section), name
+                getattr(load(None, [*beside, f"{key}={given.format(address)}"]), section), name
             )
             assert loaded == ((address,) if is_list else address)
     for empty in ("''", '"a\\0b"'):
         with pytest.raises(InputError, match=rf"^{key}: .* names no file or folder"):
-            load(None, [*trackers, f"{key}={given.format(empty)}"])
+            load(None, [*beside, f"{key}={given.format(empty)}"])
     for path in ("file:/data/x", "file:///data/x", "FILE://localhost/data/x", "/data/x"):
-        loaded = load(None, [*trackers, f"{key}={given.format(path)}"])
+        loaded = load(None, [*beside, f"{key}={given.format(path)}"])
         section, name = key.split(".")
         assert getattr(getattr(loaded, section), name) == (("/data/x",) if is_list else "/data/x")
     for path in ("a:/x", "a:b", "./~x", "corpus/x.csv"):
-        load(None, [*trackers, f"{key}={given.format(path)}"])
+        load(None, [*beside, f"{key}={given.format(path)}"])
     with pytest.raises(InputError, match=rf"^{key}: .* is the home of an unknown user"):
-        load(None, [*trackers, f"{key}={given.format('~nobody-of-this-name/x')}"])
+        load(None, [*beside, f"{key}={given.format('~nobody-of-this-name/x')}"])
     for path in ("${DATA}/x", "$DATA/x", "a/$x", "s3://${BUCKET}/x"):
         with pytest.raises(InputError, match=rf"^{key}: `.*` names a variable, and settings"):
-            load(None, [*trackers, f"{key}={path}"])
+            load(None, [*beside, f"{key}={path}"])
 
 
 @pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])

@@ -87,3 +87,16 @@ def test_a_recipe_that_there_is_not_is_refused(name):
             InputError, match=r"there is no recipe `pears`\. Choose one of pairs, d"
         ):
             parse({"recipe": name})
+
+
+@pytest.mark.parametrize(
+    ("teachers", "scorer", "logits"),
+    [
+        ({"model": "/m"}, "cross_encoder", True),
+        ({"encoder": "/e"}, "bi_encoder", False),
+        ({"model": "/m", "encoder": "/e"}, "fusion", False),
+    ],
+)
+def test_questions_are_scored_by_all_teachers_that_are_named(teachers, scorer, logits):
+    scoring = parse({"recipe": "questions", "scoring": teachers}).scoring
+    assert (scoring.scorer, scoring.logits) == (scorer, logits)
