@@ -150,6 +150,8 @@ QUESTIONS = Recipe(
     "sections `mining`, `scoring` and `corpus` follow from those before them.",
     {
         "mining": {"negatives": _NEGATIVES},
+        # Half of the recipe's texts are questions; the documents decide.
+        "encoder": {"max_length": "corpus"},
         "training": {"learning_rate": 2e-5, "epochs": 1, "dropout": 0.0, "start_share": 0.5},
         "run": {"keep_start": True},
     },
