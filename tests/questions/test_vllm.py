@@ -71,9 +71,9 @@ def test_replies_of_vllm(tmp_path):
     for replies in (sampled, greedy):
         problems = [reply["problem"] for reply in replies]
         assert problems[3].startswith("too long: 82")
-        assert problems[:3] + problems[4:] == [None] * 4
+        assert {*problems[:3], *problems[4:]} <= {None, "cut off"}
         for (prompt, _), reply in zip(asked, replies, strict=True):
-            if reply["problem"] is None:
+            if reply["text"] is not None:
                 message = [{"role": "user", "content": prompt}]
                 ids = tokenizer.apply_chat_template(
                     message, add_generation_prompt=True, return_dict=False
