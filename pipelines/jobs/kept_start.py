@@ -48,10 +48,13 @@ def keeps_start(config: Config, figures: Mapping[str, Any]) -> bool:
     known = {**storage.read_json(run.metrics), **figures}
     model = known.get("model", {})
     is_kept = KEPT_START in model
-    trained = known.get(TRAINED, {}).get("model", {}) if is_kept else model
-    if recorded_digest(trained) != model_digest(run.model):
-        if not is_kept:
-            logger.warning("%s stays: `train` did not write it (run.keep_start)", run.model)
+    trained = recorded_digest(known.get(TRAINED, {}).get("model", {}) if is_kept else model)
+    present = model_digest(run.model)
+    if is_kept and present == model_digest(run.start):
+        return False
+    # Earlier releases have recorded no digest.
+    if trained not in (None, present):
+        logger.warning("%s stays: `train` did not write it (run.keep_start)", run.model)
         return False
     if is_kept:
         # A job was killed between its two writes.

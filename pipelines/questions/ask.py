@@ -504,9 +504,9 @@ class _Making:
             )
             if self._forget_unpaid():
                 remedy += f". To pay for the same requests again, remove {self.folder}"
-            raise InputError(
-                MODEL, f"none of {answered.asked:,} requests brought a question ({problem})", remedy
-            )
+            replies = answered.asked + answered.known
+            told = f"the replies to {replies:,} requests hold no question ({problem})"
+            raise InputError(MODEL, told, remedy)
         if not figures.kept:
             most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
             why = f"; most often dropped: {most}" if most else ""

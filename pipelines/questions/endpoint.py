@@ -38,6 +38,8 @@ _NO_KEY = "none"
 """The key for servers that need none: the client insists on one."""
 _OF_THE_PROMPT = frozenset({400, 413, 422})
 """Statuses of a prompt that the server refuses, such as one that is too long."""
+_OF_THE_SETTINGS = frozenset({401, 403, 404})
+"""Statuses of a wrong key or model, and of some servers for a prompt that they bar."""
 _MOST_FAILED = 8
 """Requests in a row without a reply, after which a short prompt tells whether any gets one."""
 _PROBE = Request("Reply with one word: yes", 1)
@@ -110,9 +112,12 @@ class Endpoint:
             try:
                 found = self._completion(request)
             except openai.APIStatusError as error:
-                if self._fails_at_all():
+                status = error.status_code
+                # A key that is wrong must not cost the replies of a single document.
+                is_of_settings = status in _OF_THE_SETTINGS
+                if not self._answers() if is_of_settings else self._fails_at_all():
                     raise self._refusal(error) from None
-                word = "refused" if error.status_code in _OF_THE_PROMPT else FAILED
+                word = "refused" if is_of_settings or status in _OF_THE_PROMPT else FAILED
                 return Reply(None, 0, 0, f"{word}: {self._told(error)}")
             except openai.APITimeoutError as error:
                 if self._fails_at_all():
@@ -138,28 +143,34 @@ class Endpoint:
         self._failures += 1
         if self._has_answered and self._failures < _MOST_FAILED:
             return False
+        return not self._answers()
+
+    def _answers(self) -> bool:
+        """Return whether a short prompt has a reply."""
         try:
             answers = _read(self._completion(_PROBE)) is not None
         except (openai.OpenAIError, ValueError):
             answers = False
         if answers:
             self._failures, self._has_answered = 0, True
-        return not answers
+        return answers
 
     def _completion(self, request: Request) -> Any:
         """Send a request; rename or leave out a field that the server does not know."""
-        while True:
-            limit, seed = self._limit, request.seed if self._sends_seed else None
-            try:
-                return self._sent(request, limit, seed)
-            except openai.APIStatusError as error:
-                words = _message(error)
-                if limit == _LIMITS[0] and _LIMITS[1] in words:
-                    self._limit = _LIMITS[1]
-                elif seed is not None and _refuses_seed(error.status_code, words):
-                    self._sends_seed = False
-                else:
-                    raise
+        limit, seed = self._limit, request.seed if self._sends_seed else None
+        try:
+            return self._sent(request, limit, seed)
+        except openai.APIStatusError as error:
+            words = _message(error)
+            if limit == _LIMITS[0] and _LIMITS[1] in words:
+                self._limit = _LIMITS[1]
+                return self._completion(request)
+            if seed is None or not _refuses_seed(error.status_code, words):
+                raise
+        # The word may be one of the prompt, too.
+        found = self._sent(request, limit, None)
+        self._sends_seed = False
+        return found
 
     def _sent(self, request: Request, limit: str, seed: int | None) -> Any:
         options = self._options
@@ -284,8 +295,9 @@ def _read(found: Any) -> Reply | None:
 
 def _text(content: object) -> str:
     """Return the text of a message: some servers send parts, thoughts among them."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = (part.get("text") for part in parts if part.get("type") == "text")
+    parts = content if isinstance(content, list) else [content]
+    kinds = (part if isinstance(part, dict) else {"text": part} for part in parts)
+    texts = (part.get("text") for part in kinds if part.get("type", "text") == "text")
     return "".join(text for text in texts if isinstance(text, str))
 
 

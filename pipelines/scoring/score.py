@@ -74,6 +74,12 @@ FORM = 1
 """Version of the files: a release does not continue from another version."""
 SUFFIX = "_score"
 
+_UNUSED = {
+    ("cross_encoder", "encoder"): "fusion",
+    ("bi_encoder", "model"): "fusion",
+    ("bi_encoder", "logits"): "cross_encoder",
+}
+"""Scorers that do not use a key, with one that does."""
 _BLOCK_ROWS = 1024
 _MINED = re.compile(r"negative_(\d+)")
 _FORM_KEY = "form"
@@ -172,6 +178,11 @@ class ScoringJob:
             InputError: Model, inputs or settings cannot be used, or see :meth:`is_done`.
         """
         settings = config.scoring
+        for (name, key), other in _UNUSED.items():
+            if settings.scorer == name and getattr(settings, key):
+                problem = f"`scorer: {name}` does not use it"
+                remedy = f"Leave it out, or set scoring.scorer to {other}"
+                raise InputError(f"scoring.{key}", problem, remedy)
         scorer = SCORERS.load(settings.scorer).of(config)
         table = table_settings(config)
         folder = location(settings.output, config.storage).expanduser().absolute()

@@ -79,6 +79,17 @@ def kinds(section: str, name: str) -> set[Any]:
 
     `name` has a dot for a setting in a part of the section, as `lora.targets`.
     """
+    return {get_origin(annotation) for annotation in _annotations(section, name)} - {None}
+
+
+def is_free(key: str) -> bool:
+    """Tell whether a setting is a mapping of any values, taken as a whole."""
+    section, _, name = key.partition(".")
+    found = _annotations(section, name)
+    return any(get_origin(one) is Mapping and Any in get_args(one) for one in found)
+
+
+def _annotations(section: str, name: str) -> Iterator[Any]:
     model = _section(section)
     found: list[Any] = [] if model is None else [model]
     if model is ObjectiveSettings:
@@ -87,8 +98,7 @@ def kinds(section: str, name: str) -> set[Any]:
     for part in name.split("."):
         by_model = [part_model.model_fields for part_model in found if _is_part(part_model)]
         found = [fields[part].annotation for fields in by_model if part in fields]
-    options = chain.from_iterable(map(_options, found))
-    return {get_origin(annotation) for annotation in options} - {None}
+    return chain.from_iterable(map(_options, found))
 
 
 def is_section(name: str) -> bool:

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.base import REFUSED, RENAMED, current_key
-from pipelines.settings.fields import has_parts, is_section, keys, kinds, remedy
+from pipelines.settings.fields import has_parts, is_free, is_section, keys, kinds, remedy
 from pipelines.settings.objective import own_keys
 from pipelines.settings.spark import DEFAULT_STORES, StorageSettings, conf_text
 from pipelines.settings.yaml_file import (
@@ -179,7 +179,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, in
     """Yield the whole key, the line and the value of each setting."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and not is_free(name):
             yield from _leaves(value, f"{name}.")
         else:
             yield name, getattr(key, "line", 0), value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -87,7 +88,7 @@ class QuestionSettings(Settings):
     seed: int = Field(default=1, ge=0)
     """Seed of examples and replies. Servers may ignore it; where one refuses it, only examples
     have it."""
-    extra_body: dict[str, Any] | None = None
+    extra_body: Mapping[str, Any] | None = None
     """Further fields of each request to the `endpoint`. Without thoughts in vLLM:
     `{chat_template_kwargs: {enable_thinking: false}}`. Null: none."""
     requests: int = Field(default=16, ge=1, le=10_000)

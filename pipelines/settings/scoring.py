@@ -19,13 +19,6 @@ from pipelines.settings.base import (
 )
 from pipelines.settings.corpus import Names
 
-_UNUSED = {
-    ("cross_encoder", "encoder"): "fusion",
-    ("bi_encoder", "model"): "fusion",
-    ("bi_encoder", "logits"): "cross_encoder",
-}
-"""Scorers that do not use a key, with one that does."""
-
 
 class ScoringSettings(Settings):
     """The texts to score, and the teacher of `score`."""
@@ -76,23 +69,13 @@ class ScoringSettings(Settings):
     """Most rows of an output file. Null: any number."""
 
     def check(self) -> None:
-        """Refuse a lone margin, a model that no score is of, and a fusion of logits.
-
-        Logits have no common scale with cosines.
-        """
+        """Refuse a fusion of logits, which have no common scale with cosines, and a lone margin."""
         if self.margin and self.keep_negatives is None:
             raise InputError(
                 "scoring.margin",
                 "it filters negatives, and scoring.keep_negatives keeps all",
                 "Set scoring.keep_negatives, or leave it out",
             )
-        for (scorer, key), other in _UNUSED.items():
-            if self.scorer == scorer and getattr(self, key):
-                raise InputError(
-                    f"scoring.{key}",
-                    f"`scorer: {scorer}` does not use it",
-                    f"Leave it out, or set scoring.scorer to {other}",
-                )
         if self.scorer == "fusion" and self.logits:
             raise InputError(
                 "scoring.logits",

@@ -93,5 +93,13 @@ def test_a_model_that_was_put_there_stays(is_kept, trained, tmp_path, caplog):
     caplog.clear()
     assert not keeps_start(config, {})
     assert not is_start(config)
-    told = "" if is_kept else "run/model stays: `train` did not write it (run.keep_start)"
-    assert told in caplog.text
+    assert "run/model stays: `train` did not write it (run.keep_start)" in caplog.text
+
+
+def test_a_model_of_an_earlier_release_has_no_digest(trained, tmp_path):
+    config = trained(-3.0)
+    known = json.loads((tmp_path / "run/metrics.json").read_text())
+    del known["model"][FIELD]
+    write_json(tmp_path / "run/metrics.json", known)
+    assert keeps_start(config, {})
+    assert is_start(config)

@@ -345,7 +345,9 @@ def test_a_model_that_refuses_all_is_told_in_its_words_and_asked_again(
 ):
     language_server["refused"].append("Document:")
     config = asking(round_trip=None)
-    refused = rf"^questions\.model: none of {DOCUMENTS} requests brought a question \(refused: "
+    refused = (
+        rf"^questions\.model: the replies to {DOCUMENTS} requests hold no question \(refused: "
+    )
     for _ in range(2):
         with pytest.raises(InputError, match=refused):
             pipelines.ask(config)
@@ -381,7 +383,7 @@ def test_a_model_that_refuses_other_documents_leaves_the_answers_of_a_killed_job
     write_documents(document_file, ["Kangaroos hop across Australian grasslands"])
     language_server["refused"].append("Kangaroos")
     with pytest.raises(
-        InputError, match=r"^questions\.model: none of 1 requests brought a question"
+        InputError, match=r"^questions\.model: the replies to 1 requests hold no question"
     ):
         pipelines.ask(config)
     write_documents(document_file, texts)

@@ -205,6 +205,7 @@ def completion(content, **choice) -> dict:
             Reply("What?", 4, 2),
         ),
         (completion([{"type": "reasoning", "summary": []}]), Reply(None, 4, 2, "empty")),
+        (completion(["Wh", {"text": "at?"}]), Reply("What?", 4, 2)),
         (completion(None), Reply(None, 4, 2, "empty")),
         (completion(" \n"), Reply(None, 4, 2, "empty")),
         (completion("What?\nHo", finish_reason="length"), Reply("What?\nHo", 4, 2, "cut off")),
@@ -237,7 +238,7 @@ def test_an_error_under_status_200_is_repeated_and_told_in_its_words(language_se
 def test_a_prompt_that_the_server_bars_ends_no_job(language_server, status):
     language_server["faults"].append((status, {"error": {"message": "flagged"}}))
     found = replies(language_server, ["alpha beta", "gamma delta"], requests=1)
-    assert [reply.problem for reply in found] == [f"failed: Error code: {status} - flagged", None]
+    assert [reply.problem for reply in found] == [f"refused: Error code: {status} - flagged", None]
 
 
 def test_a_server_may_refuse_a_seed_and_be_told_more(language_server):
@@ -247,8 +248,13 @@ def test_a_server_may_refuse_a_seed_and_be_told_more(language_server):
     documents = ["alpha beta", "gamma delta"]
     found = replies(language_server, documents, requests=1, extra_body=extra)
     assert [reply.problem for reply in found] == [None, None]
-    asked = language_server["seen"]
+    asked = [*language_server["seen"]]
     assert ["seed" in one for one in asked] == [True, False, False]
+    # A message with the word, from a prompt about sunflower seed, is no reason.
+    language_server["faults"] += [(400, {"detail": "too long: sunflower seed"})] * 2
+    found = replies(language_server, [*documents, "delta"], requests=1, retries=0)
+    assert [reply.problem is None for reply in found] == [False, True, True]
+    assert "seed" in language_server["seen"][-1]
     assert all(one["chat_template_kwargs"] == {"enable_thinking": False} for one in asked)
 
 

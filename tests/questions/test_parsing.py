@@ -43,6 +43,21 @@ from pipelines.questions.parsing import questions_of
         ("\n \n", []),
         ("3.5 mm jacks: what are they?", ["3.5 mm jacks: what are they?"]),
         ("2.x or 3.NET?", ["2.x or 3.NET?"]),
+        ("## Queries\nlane width\nrow count", ["lane width", "row count"]),
+        ("```text\nlane width\nrow count\n```", ["lane width", "row count"]),
+        ("1. Weltkrieg\nVersailler Vertrag", ["Weltkrieg", "Versailler Vertrag"]),
+        (
+            "#include guard c++\n> 50 rules\n**A** and B",
+            ["#include guard c++", "> 50 rules", "A** and B"],
+        ),
+        ("Lanes are wide.\n\nWould you like more?", ["Lanes are wide.", "Would you like more?"]),
+        ('[{"statement": "Lanes are wide.", "label": "supports"}]', ["Lanes are wide."]),
+        ('{"pregunta": "\u00bfQu\u00e9 es?", "tipo": "definici\u00f3n"}', ["\u00bfQu\u00e9 es?"]),
+        ('["1. What?", "Q2: How?"]', ["What?", "How?"]),
+        ('{"text": "About lanes", "questions": ["What?"]}', ["What?"]),
+        ('{"questions": []}', []),
+        ('How?\nWhat is ["a", "b"][0]?\nWhy?', ["How?", 'What is ["a", "b"][0]?', "Why?"]),
+        ('What does it do?\n{"a": 1}\nHow?', ["What does it do?", '{"a": 1}', "How?"]),
     ],
 )
 def test_questions_are_found_in_the_forms_that_models_write(reply, questions):
@@ -60,3 +75,7 @@ def test_questions_are_found_in_the_forms_that_models_write(reply, questions):
 )
 def test_half_a_question_is_none(reply, questions):
     assert questions_of(reply, 4, is_cut=True) == questions
+
+
+def test_blank_lines_without_end_take_no_time():
+    assert questions_of("\n" * 200_000 + "What?", 1) == ["What?"]

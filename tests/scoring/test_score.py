@@ -19,6 +19,7 @@ import pipelines
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.scoring.score import ScoringJob
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 
@@ -264,7 +265,7 @@ def test_logits_and_cosines_are_not_added(triplets, reranker):
 )
 def test_what_a_scorer_does_not_use_is_refused(scorer, key, value):
     with pytest.raises(InputError, match=rf"^scoring\.{key}: `scorer: {scorer}` does not use it"):
-        parse({"scoring": {"scorer": scorer, key: value}})
+        ScoringJob.of(parse({"scoring": {"scorer": scorer, key: value}}))
 
 
 def test_an_output_around_the_input_is_refused(triplets, reranker):

@@ -209,43 +209,36 @@ def test_every_setting_that_speaks_of_files_is_a_path():
     assert len(PATHS) == 31
 
 
-# What has to be set for such a key to be of use.
-NEEDED = {
-    "tracking.tensorboard_folder": ["tracking.trackers=[tensorboard]"],
-    "scoring.encoder": ["scoring.scorer=bi_encoder"],
-}
-
-
 @pytest.mark.parametrize("key", PATHS)
 def test_a_path_is_on_a_file_system_or_in_a_store(key):
     is_list = isinstance(Config().model_dump()[key.split(".")[0]][key.split(".")[1]], tuple)
     given = "[{}]" if is_list else "{}"
-    beside = NEEDED.get(key, [])
+    trackers = ["tracking.trackers=[tensorboard]"] if "tensorboard" in key else []
     for address in ADDRESSES:
         told = rf"^{key}: `{address}` is on .+, not on a file system\. Mount it and give the path"
         with pytest.raises(InputError, match=told):
-            load(None, [*beside, f"{key}={given.format(address)}"])
+            load(None, [*trackers, f"{key}={given.format(address)}"])
     for address in STORED:
         if key not in LOCAL:
             section, name = key.split(".")
             loaded = getattr(
-                getattr(load(None, [*beside, f"{key}={given.format(address)}"]), section), name
+                getattr(load(None, [*trackers, f"{key}={given.format(address)}"]), section), name
             )
             assert loaded == ((address,) if is_list else address)
     for empty in ("''", '"a\\0b"'):
         with pytest.raises(InputError, match=rf"^{key}: .* names no file or folder"):
-            load(None, [*beside, f"{key}={given.format(empty)}"])
+            load(None, [*trackers, f"{key}={given.format(empty)}"])
     for path in ("file:/data/x", "file:///data/x", "FILE://localhost/data/x", "/data/x"):
-        loaded = load(None, [*beside, f"{key}={given.format(path)}"])
+        loaded = load(None, [*trackers, f"{key}={given.format(path)}"])
         section, name = key.split(".")
         assert getattr(getattr(loaded, section), name) == (("/data/x",) if is_list else "/data/x")
     for path in ("a:/x", "a:b", "./~x", "corpus/x.csv"):
-        load(None, [*beside, f"{key}={given.format(path)}"])
+        load(None, [*trackers, f"{key}={given.format(path)}"])
     with pytest.raises(InputError, match=rf"^{key}: .* is the home of an unknown user"):
-        load(None, [*beside, f"{key}={given.format('~nobody-of-this-name/x')}"])
+        load(None, [*trackers, f"{key}={given.format('~nobody-of-this-name/x')}"])
     for path in ("${DATA}/x", "$DATA/x", "a/$x", "s3://${BUCKET}/x"):
         with pytest.raises(InputError, match=rf"^{key}: `.*` names a variable, and settings"):
-            load(None, [*beside, f"{key}={path}"])
+            load(None, [*trackers, f"{key}={path}"])
 
 
 @pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])
@@ -492,3 +485,17 @@ def test_a_framework_that_is_still_to_be_chosen_is_not_asked_for_by_a_dump(tmp_p
     assert again.training.chooses_framework
     path.write_text(dump(load(None, ["training.framework=torch"])))
     assert not load(str(path)).training.chooses_framework
+
+
+def test_fields_of_a_request_are_taken_as_they_are(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("questions: {extra_body: {top_k: 20, template: {thinking: false}}}\n")
+    config = load(str(file))
+    given = {"top_k": 20, "template": {"thinking": False}}
+    assert config.questions.extra_body == given
+    file.write_text(dump(config))
+    assert load(str(file)) == config
+    changed = load(str(file), ["questions.extra_body={template: {a.b: 1}}"])
+    assert changed.questions.extra_body == {"template": {"a.b": 1}}
+    changed = load(str(file), ["questions.extra_body.top_k=30"])
+    assert changed.questions.extra_body == given | {"top_k": 30}
