@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from pipelines.catalog import GENERATORS, TABLE_FORMATS
 from pipelines.errors import InputError
@@ -33,6 +33,15 @@ META_PHRASES = (
     r"\b(the|this|these) (authors?|stud(y|ies)|researchers?|findings)\b",
 )
 """Regular expressions of exam-style questions, and of questions about the document itself."""
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value of a YAML file as JSON has it; `no` is false."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    return getattr(value, "truth", value)
 
 
 class QuestionSettings(Settings):
@@ -88,7 +97,7 @@ class QuestionSettings(Settings):
     seed: int = Field(default=1, ge=0)
     """Seed of examples and replies. Servers may ignore it; where one refuses it, only examples
     have it."""
-    extra_body: Mapping[str, Any] | None = None
+    extra_body: Annotated[Mapping[str, Any] | None, BeforeValidator(_as_json)] = None
     """Further fields of each request to the `endpoint`. Without thoughts in vLLM:
     `{chat_template_kwargs: {enable_thinking: false}}`. Null: none."""
     requests: int = Field(default=16, ge=1, le=10_000)

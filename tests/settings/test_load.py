@@ -489,7 +489,7 @@ def test_a_framework_that_is_still_to_be_chosen_is_not_asked_for_by_a_dump(tmp_p
 
 def test_fields_of_a_request_are_taken_as_they_are(tmp_path):
     file = tmp_path / "job.yaml"
-    file.write_text("questions: {extra_body: {top_k: 20, template: {thinking: false}}}\n")
+    file.write_text("questions: {extra_body: {top_k: 20, template: {thinking: no}}}\n")
     config = load(str(file))
     given = {"top_k": 20, "template": {"thinking": False}}
     assert config.questions.extra_body == given
