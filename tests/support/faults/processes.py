@@ -11,6 +11,8 @@ from hosts import Host
 EXECUTOR, DAEMON, WATCHDOG = "CoarseGrainedExecutorBackend", "spark.daemon", "watchdog.py"
 SPARKS_OWN = ("org.apache.spark.deploy.",)
 """What is there before and after a job."""
+_SPAWNER = "/jspawnhelper "
+"""A JVM starts others by it; killed meanwhile, it may leave it waiting. Source: JDK-8307990."""
 LISTENER = "socket.create_server"
 """In the command line of what a fault starts."""
 
@@ -50,7 +52,7 @@ def leftovers(host: Host) -> list[str]:
     for one in host.processes():
         with suppress(psutil.Error):
             line = " ".join(one.cmdline())
-            if line and not any(part in line for part in (*SPARKS_OWN, LISTENER)):
+            if line and not any(part in line for part in (*SPARKS_OWN, LISTENER, _SPAWNER)):
                 found.append(f"{host.name}: {one.pid} {_short(line)}")
     return found
 
