@@ -366,6 +366,14 @@ def first_problem(files: Iterable[Location]) -> str | None:
     return next(problems, None)
 
 
+def holds_paid(file: Location) -> bool:
+    """Return whether a whole file has a reply of the model, known before or new.
+
+    Some servers count no tokens, so a text counts, too.
+    """
+    return bool(_paid(replies_in(file)))
+
+
 def figures_of(file: Location) -> AnswerFigures | None:
     """Return the figures of a whole file; None for none, or for the remains of an upload."""
     try:

@@ -48,6 +48,7 @@ from pipelines.questions.answers import (
     ask_parts,
     figures_of,
     first_problem,
+    holds_paid,
     tokens_of,
 )
 from pipelines.questions.documents import (
@@ -526,7 +527,7 @@ class _Making:
         return summary
 
     def _forget_unpaid(self) -> bool:
-        """Remove files of answers without a token; return whether others stay.
+        """Remove files of answers without a reply of the model; return whether others stay.
 
         Another server may reply, so the next job asks again. Empty replies cost tokens: they stay,
         and count for the budget. So do answers about earlier documents.
@@ -534,8 +535,7 @@ class _Making:
         forget_questions(self.folder)
         is_paid = False
         for file in self._files():
-            figures = figures_of(file)
-            if figures is not None and figures.tokens:
+            if holds_paid(file):
                 is_paid = True
             else:
                 file.unlink()

@@ -28,7 +28,14 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files.begun import next_folder
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.questions import answers, kept
-from pipelines.questions.answers import AskingWork, Failure, ask_parts, figures_of, tokens_of
+from pipelines.questions.answers import (
+    AskingWork,
+    Failure,
+    ask_parts,
+    figures_of,
+    holds_paid,
+    tokens_of,
+)
 from pipelines.questions.generator import GeneratorOptions, Reply
 from pipelines.questions.kept import (
     KEPT,
@@ -37,6 +44,7 @@ from pipelines.questions.kept import (
     answers_schema,
     kept_replies,
     remove_remains,
+    write_rows,
 )
 from pipelines.questions.prompts import Asking
 from pipelines.settings import QuestionSettings
@@ -225,6 +233,21 @@ def test_an_empty_reply_is_paid_for_once_and_counted(language_server, part, fold
     assert figures is not None
     assert figures.problems == ended.problems
     assert figures.tokens == tokens_of(folder, PART) > paid[PART]
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_paid"),
+    [
+        (Reply("---", 0, 0), True),
+        (Reply(None, 9, 9, "empty"), True),
+        (Reply(None, 0, 0, "refused: too long"), False),
+    ],
+)
+def test_a_reply_is_paid_for_whether_the_server_counts_tokens_or_not(tmp_path, reply, is_paid):
+    row = answer_row({"text": "text", "title": None, "key": 1}, "question", reply)
+    file = tmp_path / "part-0000.parquet"
+    write_rows([row], answers_schema(pa.int64()), file, tmp_path)
+    assert holds_paid(file) is is_paid
 
 
 def rows_to_keep(count: int) -> Iterator[dict[str, Any]]:
