@@ -69,7 +69,8 @@ def test_workers_import_no_archives_of_their_own_installation(tmp_path, is_same)
         linked.symlink_to(library)
     else:
         shutil.copytree(library, linked)
-    path = os.pathsep.join([*map(str, linked.glob("*.zip")), *sys.path])
+    jars = (library.parents[1] / "jars").glob("spark-core_*.jar")
+    path = os.pathsep.join([*map(str, [*linked.glob("*.zip"), *jars]), *sys.path])
     command = [sys.executable, "-c", ARCHIVES]
     found = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=300, check=True
