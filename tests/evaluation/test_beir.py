@@ -10,16 +10,20 @@ from io import StringIO
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from embedding_fixtures import small_model
 from measured_sets import measured_on, write_set
 from sklearn.metrics import ndcg_score
 
 from pipelines.errors import InputError
-from pipelines.evaluation.beir import read_retrieval_set, set_name
+from pipelines.evaluation.beir import _read_judgements, read_retrieval_set, set_name
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.sets import evaluate
+from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.load import parse
 from pipelines.vectors.nearest import unit_length
+
+__all__ = ["small_model"]
 
 DOCUMENTS = {
     "d1": ("Cats", "They sleep in the warm sun."),
@@ -30,11 +34,11 @@ DOCUMENTS = {
     "q2": ("", "stocks went down"),
 }
 QUERIES = {"q1": "sleeping cats", "q2": "stocks went down", "q3": "asked by nobody"}
-QRELS = [("q1", "d1", 2), ("q1", "d2", 1), ("q1", "d4", 0), ("q2", "d5", 1)]
+QRELS = [("q1", "d1", 2), ("q1", "d5", 1), ("q1", "d4", 0), ("q2", "d5", 1)]
 
 
 # What is found first is not what is most relevant to q1, nor relevant at all to q2.
-GRADED = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
+GRADED = [("q1", "d1", 1), ("q1", "d5", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
 # Two documents and a query that are not there.
 BROKEN = [*QRELS, ("q2", "d8", 1), ("q2", "d9", 1), ("q9", "d1", 1)]
 
@@ -49,10 +53,10 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(spark, minilm, tmp_path_factory) -> Measured:
-    """Of three sets: with grades and groups, a usual one, and one with parts that are missing."""
+def measured(spark, small_model, tmp_path_factory) -> Measured:
+    """Of two sets: with grades and groups, and with parts that are missing."""
     folder = tmp_path_factory.mktemp("sets")
-    judged = {"graded": GRADED, "whole": QRELS, "parts": BROKEN}
+    judged = {"graded": GRADED, "parts": BROKEN}
     sets = [write_set(folder / name, DOCUMENTS, QUERIES, qrels) for name, qrels in judged.items()]
     lines = [{"_id": key, "text": text, "group": "one"} for key, text in QUERIES.items()]
     (sets[0] / "queries.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -66,24 +70,25 @@ def measured(spark, minilm, tmp_path_factory) -> Measured:
     logging.getLogger("pipelines").addHandler(said)
     try:
         config = parse({"evaluation": section})
-        figures = evaluate(spark, config, minilm, observed.__setitem__)
+        figures = evaluate(spark, config, small_model, observed.__setitem__)
     finally:
         logging.getLogger("pipelines").removeHandler(said)
     return Measured(figures, observed, said.stream.getvalue())
 
 
-def test_grades_and_own_documents_count_as_in_beir(measured, reference) -> None:
+def test_grades_and_own_documents_count_as_in_beir(measured, small_model) -> None:
     figures = measured.figures["graded"]
     assert (figures["queries"], figures["documents"]) == (2, 6)
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
-    asked = unit_length(reference.encode(list(QUERIES.values())))
-    cosines = asked @ unit_length(reference.encode(texts)).T
+    embed = load_embedder(small_model)
+    asked = unit_length(embed.queries(list(QUERIES.values())))
+    cosines = asked @ unit_length(embed.documents(texts)).T
     # The query q2 is a document too, the nearest one, and does not count.
     cosines[1, 5] = -1
     names = np.array(list(DOCUMENTS))
-    assert names[np.argsort(-cosines[0])][:2].tolist() == ["d1", "d2"]
+    assert names[np.argsort(-cosines[0])][:2].tolist() == ["d1", "d5"]
     assert names[np.argsort(-cosines[1])][:2].tolist() == ["d5", "d3"]
-    gains = np.array([[1, 2, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
+    gains = np.array([[1, 0, 0, 0, 2, 0], [0, 0, 1, 0, 0, 0]])
     assert figures["ndcg@10"] == pytest.approx(100 * ndcg_score(gains, cosines[:2], k=10))
     # A gain at rank 1 counts whole, at rank 2 by 1 / log2(3).
     second = 1 / math.log2(3)
@@ -93,6 +98,7 @@ def test_grades_and_own_documents_count_as_in_beir(measured, reference) -> None:
     assert figures["mrr@10"] == pytest.approx(100 * (1 / 1 + 1 / 2) / 2)
 
 
+@pytest.mark.matrix
 def test_equals_sentence_transformers_on_xquad(
     spark, shared_data, tmp_path, minilm, reference
 ) -> None:
@@ -124,36 +130,25 @@ def test_equals_sentence_transformers_on_xquad(
         assert figures[name] == pytest.approx(100 * expected[f"xquad_cosine_{name}"], abs=1e-3)
 
 
-def test_the_judgements_are_those_of_a_split(spark, tmp_path) -> None:
-    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, "train")
-    write_set(folder, DOCUMENTS, QUERIES, QRELS[:1], "dev")
-    # A compressed corpus counts too.
-    plain = folder / "corpus.jsonl"
-    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    assert read_retrieval_set(spark, str(folder))["asked"].count() == 1
-    train = str(folder / "qrels" / "train.tsv")
-    assert read_retrieval_set(spark, train)["asked"].count() == 3
-    assert (set_name(str(folder)), set_name(train)) == ("set", "set-train")
-
-
 def test_judged_documents_and_queries_that_are_missing_are_refused_unless_asked_for(
     spark, tmp_path
 ) -> None:
     folder = str(write_set(tmp_path / "parts", DOCUMENTS, QUERIES, BROKEN))
-    with pytest.raises(InputError, match=r"1 query ids .* evaluation\.missing_queries to not_fo"):
+    with pytest.raises(
+        InputError, match=r"1 query ids .* `q9`.* evaluation\.missing_queries to not_fo"
+    ):
         read_retrieval_set(spark, folder)
     without_queries = EvaluationSettings(missing_queries="not_found")
-    with pytest.raises(InputError, match=r"2 document ids .* evaluation\.missing_documents to no"):
+    with pytest.raises(
+        InputError, match=r"2 document ids .* `d8`.* evaluation\.missing_documents to"
+    ):
         read_retrieval_set(spark, folder, settings=without_queries)
 
 
 def test_judged_documents_and_queries_that_are_missing_count_as_not_found(measured) -> None:
     found = measured.figures
-    whole = found["whole"]
-    assert (whole["queries"], found["parts"]["queries"], found["parts"]["documents"]) == (2, 3, 6)
+    assert (found["parts"]["queries"], found["parts"]["documents"]) == (3, 6)
     # q2 finds one of three documents at rank 1, and q9 nothing.
-    assert whole["recall@10"] == 100
     assert found["parts"]["recall@10"] == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
     assert found["parts"]["map@20"] == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
     ideal = 1 + 1 / math.log2(3) + 1 / 2
@@ -169,8 +164,16 @@ def test_a_set_without_any_judged_query_is_refused(spark, tmp_path) -> None:
         read_retrieval_set(spark, str(folder), settings=settings)
 
 
-def test_queries_may_say_which_belong_together(spark, tmp_path) -> None:
-    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, [])
+def test_the_judgements_are_those_of_a_split_and_queries_may_belong_together(
+    spark, tmp_path
+) -> None:
+    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, "train")
+    qrels = [(f"q{number}", "d1", 1) for number in range(1, 6)]
+    write_set(folder, DOCUMENTS, QUERIES, qrels, "dev")
+    # A compressed corpus counts too.
+    plain = folder / "corpus.jsonl"
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
     lines = [
         {"_id": "q1", "text": "a", "group": "t1"},
         {"_id": "q2", "text": "b", "group": 7, "thread": "x"},
@@ -180,19 +183,19 @@ def test_queries_may_say_which_belong_together(spark, tmp_path) -> None:
     ]
     text = "\n".join(map(json.dumps, lines))
     (folder / "queries.jsonl").write_text(text, encoding="utf-8")
-    judged = "".join(f"q{number}\td1\t1\n" for number in range(1, 6))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
 
-    def groups(**settings) -> list[int]:
+    def groups(given: object, **settings) -> list[int]:
         """The groups of the queries by their ids, numbered as they come."""
-        asked = read_retrieval_set(spark, str(folder), settings=EvaluationSettings(**settings))
+        asked = read_retrieval_set(spark, str(given), settings=EvaluationSettings(**settings))
         rows = asked["asked"].orderBy("text").collect()
         known = dict.fromkeys(row["group"] for row in rows)
         return [[*known].index(row["group"]) for row in rows]
 
-    assert groups() == [0, 1, 0, 2, 3]
-    assert groups(query_group="thread") == [0, 1, 1, 2, 3]
-    assert groups(query_group="nowhere") == [0, 1, 2, 3, 4]
+    assert groups(folder) == [0, 1, 0, 2, 3]
+    assert groups(folder, query_group="thread") == [0, 1, 1, 2, 3]
+    train = folder / "qrels" / "train.tsv"
+    assert groups(train, query_group="nowhere") == [0, 0, 1]
+    assert (set_name(str(folder)), set_name(str(train))) == ("set", "set-train")
 
 
 def test_groups_reach_the_observations(measured) -> None:
@@ -201,22 +204,17 @@ def test_groups_reach_the_observations(measured) -> None:
 
 
 def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
-    def refused(problem: str, file: str | None = None, text: str = "", given: str = "") -> None:
+    def refused(problem: str, file: str, text: str) -> None:
         folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
-        if file is not None:
-            (folder / file).write_text(text, encoding="utf-8")
+        (folder / file).write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=f"^evaluation.retrieval_sets: .*{problem}"):
-            read_retrieval_set(spark, given or str(folder))
+            if file == qrels:
+                _read_judgements(spark, folder / file)
+            else:
+                read_retrieval_set(spark, str(folder))
 
     qrels, head = "qrels/test.tsv", "query-id\tcorpus-id\tscore\n"
-    refused("there is no .*nowhere. Name a folder", given=str(tmp_path / "nowhere"))
-    refused("names 1 document ids that corpus.jsonl .* `d9`", qrels, head + "q1\td9\t1\n")
-    refused("names 1 query ids that queries.jsonl .* `q9`", qrels, head + "q9\td1\t1\n")
-    refused(
-        "has no column `query-id`. .* which names q1, 0, d1, 1",
-        qrels,
-        "q1\t0\td1\t1\n",
-    )
+    refused("has no column `query-id`. .* which names q1, 0, d1, 1", qrels, "q1\t0\td1\t1\n")
     refused("test.tsv is empty", qrels, head)
     refused("has no score above 0", qrels, head + "q1\td1\t0\n")
     lines = "q1\td1\thigh\nq1\td2\tNaN\nq2\td5\tinf\nq2\td4\t-Infinity\nq2\td3\t1\n"
@@ -229,5 +227,7 @@ def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
     refused("has 1 lines whose `_id` is there already", "corpus.jsonl", twice)
     (tmp_path / "set" / qrels).rename(tmp_path / "set" / "qrels" / "a.tsv")
     (tmp_path / "set" / "qrels" / "b.tsv").write_text(head)
-    with pytest.raises(InputError, match=r"qrels holds a.tsv, b.tsv. Name the file of"):
-        read_retrieval_set(spark, str(tmp_path / "set"))
+    told = {"set": "qrels holds a.tsv, b.tsv. Name the file of", "nowhere": "there is no .*nowhere"}
+    for name, problem in told.items():
+        with pytest.raises(InputError, match=problem):
+            read_retrieval_set(spark, str(tmp_path / name))

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from embedding_fixtures import small_model
 
 import pipelines
 from pipelines.errors import InputError
@@ -11,11 +12,14 @@ from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.geometry import geometry_figures
 from pipelines.evaluation.sets import check_sets, evaluate, metric_named, named_sets
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.model_choice import Metric
 from pipelines.settings.load import load, parse
 from pipelines.vectors.nearest import unit_length
 
-ASKED = ["a sleeping animal", "stocks went down", "weather in England"]
+__all__ = ["small_model"]
+
+ASKED = ["a cat that sleeps", "the market fell down", "rain in London"]
 TEXTS = ["A cat sleeps.", "The market fell.", "It rains in London."]
 
 
@@ -32,16 +36,16 @@ def prepared(tmp_path):
     return tmp_path
 
 
-def test_measures_what_is_asked_for(spark, prepared, minilm, reference) -> None:
+def test_measures_what_is_asked_for(spark, prepared, small_model) -> None:
     settings = {
         "prepared": {"folder": str(prepared / "prepared")},
         "evaluation": {"similarity": [str(prepared / "dev.parquet")]},
         # The whole width is no other, and of one number nothing can be told.
-        "objective": {"dimensions": [384, 1, 128]},
+        "objective": {"dimensions": [32, 1, 16]},
     }
-    figures = evaluate(spark, parse(settings), minilm)
-    assert list(figures) == ["retrieval", "retrieval@128", "retrieval@1", "geometry", "dev"]
-    assert figures["retrieval@128"] == figures["retrieval"]
+    figures = evaluate(spark, parse(settings), small_model)
+    assert list(figures) == ["retrieval", "retrieval@16", "retrieval@1", "geometry", "dev"]
+    assert figures["retrieval@16"] == figures["retrieval"]
     assert figures["retrieval@1"]["ndcg@10"] < 100
     assert list(figures["retrieval"].items()) == [
         ("queries", 3),
@@ -51,34 +55,35 @@ def test_measures_what_is_asked_for(spark, prepared, minilm, reference) -> None:
         ("recall@1", 100.0),
         ("recall@10", 100.0),
     ]
-    asked, texts = (unit_length(reference.encode(side)) for side in (ASKED, TEXTS))
+    embed = load_embedder(small_model)
+    asked, texts = (unit_length(embed(side)) for side in (ASKED, TEXTS))
     assert figures["geometry"] == pytest.approx(geometry_figures(asked, texts), abs=1e-4)
     cosines = (asked * texts).sum(axis=1)
     expected = {"pairs": 3, "pearson": 100 * np.corrcoef(cosines, [5.0, 4.0, 3.0])[0, 1]}
     assert {name: figures["dev"][name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
-def test_documents_for_training_are_searched_too(spark, prepared, minilm) -> None:
+def test_documents_for_training_are_searched_too(spark, prepared, small_model) -> None:
     folder = prepared / "prepared" / "corpus" / "evaluation" / "distractors.parquet"
     folder.mkdir()
     # One is nearer to a query than its own document.
-    texts = {"document_id": [7, 8], "text": ["A sleeping animal.", "Of another matter."]}
+    texts = {"document_id": [7, 8], "text": ["The market fell again!", "Of another matter."]}
     pq.write_table(pa.table(texts), folder / "part.parquet")
     settings = parse({"prepared": {"folder": str(prepared / "prepared")}})
-    figures = evaluate(spark, settings, minilm)
+    figures = evaluate(spark, settings, small_model)
     assert figures["retrieval"]["documents"] == 6
     assert figures["retrieval"]["recall@1"] == pytest.approx(100 * 2 / 3)
     assert figures["geometry"]["pairs"] == 3
 
 
-def test_leaves_out_what_is_not_there(spark, prepared, minilm) -> None:
+def test_leaves_out_what_is_not_there(spark, prepared, small_model) -> None:
     elsewhere = {"prepared": {"folder": str(prepared / "elsewhere")}}
-    assert evaluate(spark, parse(elsewhere), minilm) == {}
+    assert evaluate(spark, parse(elsewhere), small_model) == {}
     unwanted = {
         "prepared": {"folder": str(prepared / "prepared")},
         "evaluation": {"retrieval": False, "geometry": False},
     }
-    assert evaluate(spark, parse(unwanted), minilm) == {}
+    assert evaluate(spark, parse(unwanted), small_model) == {}
 
 
 def test_every_evaluation_has_a_name_of_its_own() -> None:

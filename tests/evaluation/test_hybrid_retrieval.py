@@ -8,7 +8,6 @@ from measured_sets import write_set
 from pipelines.errors import InputError
 from pipelines.evaluation.base import WHOLE, Form
 from pipelines.evaluation.beir import EVALUATION as BEIR
-from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.evaluation.retrieval import EVALUATION as HELD_OUT
 from pipelines.evaluation.retrieval import Rankings, ndcg_at
 from pipelines.evaluation.sets import NamedSet, digest_sets, evaluate, metric_named
@@ -45,22 +44,35 @@ def config(tmp_path_factory):
     folder = write_set(tmp_path_factory.mktemp("sets") / "pumps", DOCUMENTS, QUERIES, QRELS)
     section = {"retrieval": False, "geometry": False, "hybrid": True}
     section["retrieval_sets"] = [str(folder)]
-    return parse({"evaluation": section, "objective": {"dimensions": [64]}})
+    return parse({"evaluation": section, "objective": {"dimensions": [8]}})
 
 
-def expected_ndcg(reference, width: int | None) -> tuple[float, float]:
-    """Of both rankings fused, and of BM25 alone."""
+@pytest.fixture(scope="module")
+def apart(config):
+    """With the encoder measured without its lexical features, too."""
+    return config.changed("encoder", lsa=LsaSettings(dimensions=16))
+
+
+@pytest.fixture(scope="module")
+def plain(spark, apart, small_model) -> tuple[dict, list[str]]:
+    """Figures of a model without such features, and the names of what was retrieved for them."""
+    retrieved = {}
+    return evaluate(spark, apart, small_model, retrieved.__setitem__), list(retrieved)
+
+
+def expected_ndcg(embed, width: int | None) -> tuple[float, float, float]:
+    """Of vectors alone, of both rankings fused, and of BM25 alone."""
     names = list(DOCUMENTS)
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
     asked_of, there = (
-        unit_length(reference.encode(side)[:, :width]) for side in (list(QUERIES.values()), texts)
+        unit_length(embed(side)[:, :width]) for side in (list(QUERIES.values()), texts)
     )
     cosines = asked_of @ there.T
     asked = WordQueries.of(list(QUERIES.values()))
     words = best_by_words(
         asked, word_statistics(asked, texts), [(texts, np.arange(len(texts)))], 10
     )
-    fused, alone = [], []
+    dense, fused, alone = [], [], []
     for number, query in enumerate(QUERIES):
         cosine = {name: cosines[number, place] for place, name in enumerate(names)}
         of_query = words.queries == number
@@ -73,59 +85,44 @@ def expected_ndcg(reference, width: int | None) -> tuple[float, float]:
             if name != query
         }
         gains = {document: gain for asked, document, gain in QRELS if asked == query}
-        best = sorted(sums, key=lambda name: -sums[name])
-        fused.append(ndcg_at(best, gains, 10))
+        for found, scores in ((dense, cosine), (fused, sums)):
+            best = sorted(sums, key=lambda name: -scores[name])
+            found.append(ndcg_at(best, gains, 10))
         alone.append(ndcg_at(list(worded), gains, 10))
-    return 100 * float(np.mean(fused)), 100 * float(np.mean(alone))
+    return tuple(100 * float(np.mean(found)) for found in (dense, fused, alone))
 
 
-def test_each_set_is_measured_with_words_too(spark, config, minilm, reference, tmp_path) -> None:
-    retrieved = {}
-    figures = evaluate(spark, config, minilm, retrieved.__setitem__)
-    assert list(figures) == ["pumps", "pumps+bm25", "pumps@64", "pumps@64+bm25"]
-    assert list(retrieved) == list(figures)
-    for name, width in (("pumps", None), ("pumps@64", 64)):
-        fused, alone = expected_ndcg(reference, width)
+def test_each_set_is_measured_with_words_too(plain, small_model) -> None:
+    figures, retrieved = plain
+    names = ["pumps", "pumps+bm25", "pumps@encoder", "pumps@encoder+bm25", "pumps@8"]
+    assert list(figures) == retrieved == [*names, "pumps@8+bm25"]
+    embed = load_embedder(small_model)
+    for name, width in (("pumps", None), ("pumps@8", 8)):
+        dense, fused, alone = expected_ndcg(embed, width)
+        assert len({dense, fused, alone}) == 3
+        assert figures[name]["ndcg@10"] == pytest.approx(dense, abs=1e-6)
         hybrid = figures[f"{name}+bm25"]
         assert hybrid["ndcg@10"] == pytest.approx(fused, abs=1e-6)
-        assert hybrid.pop("bm25_ndcg@10") == pytest.approx(alone, abs=1e-6)
-        assert hybrid.keys() == figures[name].keys()
+        assert hybrid["bm25_ndcg@10"] == pytest.approx(alone, abs=1e-6)
+        assert hybrid.keys() == {*figures[name], "bm25_ndcg@10"}
         assert hybrid["documents"] == 7
-    by_each = {alone, *(figures[name]["ndcg@10"] for name in ("pumps", "pumps+bm25"))}
-    assert len(by_each) == 3
-
-    plain = config.model_copy(
-        update={"evaluation": config.evaluation.model_copy(update={"hybrid": False})}
-    )
-    assert evaluate(spark, plain, minilm) == {name: figures[name] for name in ("pumps", "pumps@64")}
-    write_snapshots(read_snapshots(spark, config), tmp_path / "snapshots")
-    found = measure(tmp_path / "snapshots", lambda: load_embedder(minilm, precision="fp32"))
-    assert list(found) == list(figures)
-    for name, of_set in figures.items():
-        assert {key: found[name][key] for key in of_set} == pytest.approx(of_set, abs=1e-6)
-    assert found["pumps+bm25"]["bm25_ndcg@10"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_a_lexical_model_is_measured_without_its_words_too(
-    spark, config, small_model, tmp_path
+    spark, apart, plain, small_model, tmp_path
 ) -> None:
     spec, weights = read_encoder(small_model)
     # So long that they decide about the ranks.
     words = 9 * np.random.default_rng(3).normal(size=(spec.vocabulary, 16)).astype(np.float32)
     write_encoder(tmp_path / "lexical", *with_terms(spec, weights, words), small_model, "")
     assert (count_terms(small_model), count_terms(tmp_path / "lexical")) == (0, 16)
-
-    apart = config.changed("encoder", lsa=LsaSettings(dimensions=16))
-    apart = apart.changed("objective", dimensions=(8,))
-    plain, lexical = (
-        evaluate(spark, apart, model) for model in (small_model, tmp_path / "lexical")
-    )
-    names = ["pumps", "pumps+bm25", "pumps@encoder", "pumps@encoder+bm25", "pumps@8"]
-    assert list(lexical) == [*names, "pumps@8+bm25"] == list(plain)
-    assert plain["pumps@encoder"] == plain["pumps"] != lexical["pumps"]
+    figures, names = plain
+    lexical = evaluate(spark, apart, tmp_path / "lexical")
+    assert list(lexical) == names
+    assert figures["pumps@encoder"] == figures["pumps"] != lexical["pumps"]
     for name in ("pumps", "pumps+bm25"):
         encoder = name.replace("pumps", "pumps@encoder")
-        assert lexical[encoder] == pytest.approx(plain[name], abs=1e-6)
+        assert lexical[encoder] == pytest.approx(figures[name], abs=1e-6)
 
 
 def test_judged_sets_are_ranked_with_words_unless_asked_otherwise() -> None:
@@ -141,13 +138,13 @@ def test_judged_sets_are_ranked_with_words_unless_asked_otherwise() -> None:
 
 
 def test_a_model_may_be_judged_by_what_it_is_with_words(spark, config) -> None:
-    metric = metric_named(config, "promotion.metrics", "pumps@64+bm25.ndcg@10")
-    assert (metric.evaluation, metric.figure, metric.sign) == ("pumps@64+bm25", "ndcg@10", 1)
+    metric = metric_named(config, "promotion.metrics", "pumps@8+bm25.ndcg@10")
+    assert (metric.evaluation, metric.figure, metric.sign) == ("pumps@8+bm25", "ndcg@10", 1)
     # BM25 alone says nothing of a model.
     with pytest.raises(InputError, match=r"`pumps\+bm25.bm25_ndcg@10` is not measured"):
         metric_named(config, "promotion.metrics", "pumps+bm25.bm25_ndcg@10")
     digests = digest_sets(spark, config)
-    assert list(digests) == ["pumps", "pumps+bm25", "pumps@64", "pumps@64+bm25"]
+    assert list(digests) == ["pumps", "pumps+bm25", "pumps@8", "pumps@8+bm25"]
     assert len(set(digests.values())) == 1
 
 

@@ -99,7 +99,17 @@ def counts(spark, config: Config) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one[key] for key in keys) for name, one in sets.items()}
 
 
-def test_queries_and_pairs_are_found_whatever_their_form(spark, folder) -> None:
+def test_queries_and_pairs_are_found_whatever_their_form_and_a_broken_set_is_left_out(
+    spark, folder, caplog
+) -> None:
+    (folder / "labels.csv").write_text(
+        "sentence1,sentence2,label\nA man plays a flute.,Someone makes music.,1\nNo,one,0\n"
+    )
+    write_set(folder / "broken", DOCUMENTS, QUERIES, [])
+    same = ["Birds sing.", "Fish swim."]
+    alike = [*zip(same, same, strict=True), (LONG.format("fridge"), LONG.format("shed"))]
+    lines = [{"sentence1": one, "sentence2": two, "score": len(one)} for one, two in alike]
+    (folder / "alike.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     write_pairs(
         folder,
         # One word of many is another, and the document is as it was.
@@ -116,45 +126,34 @@ def test_queries_and_pairs_are_found_whatever_their_form(spark, folder) -> None:
         pair("Someone cooks.", "He does so every day."),
         pair("Two dogs run.", "Here and there."),
         pair("Nearby", "A cat sleeps."),
+        # One text that is like both of a pair is not the pair, as the cellar above is not.
+        pair("birds sing", "Here."),
+        pair("fish swim", "Fish swim!"),
     )
-    # Nearly equal texts count as they do for `exclude`.
-    found = counts(spark, settings(folder, near=0.7))
-    assert found == {"users": (4, 3, 4, 1), "sts": (3, 1, 3, 1)}
-
-
-def test_one_text_that_is_like_both_of_a_pair_is_not_the_pair(spark, folder) -> None:
-    pairs = [("Two dogs run.", "Two dogs run."), (LONG.format("fridge"), LONG.format("shed"))]
-    lines = [{"sentence1": one, "sentence2": two, "score": len(one)} for one, two in pairs]
-    (folder / "sts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    write_pairs(folder, pair("two dogs run", "Here."), pair(LONG.format("cellar"), None))
-    assert counts(spark, settings(folder, near=None, retrieval_sets=[]))["sts"][:2] == (2, 0)
-    write_pairs(folder, pair("two dogs run", "Two dogs run!"))
-    assert counts(spark, settings(folder, retrieval_sets=[]))["sts"][:2] == (2, 1)
-
-
-def test_guards_and_labelled_pairs_are_looked_at_and_a_broken_set_is_left_out(
-    spark, folder, caplog
-) -> None:
-    write_pairs(folder, pair(*SCORED[0][:2]))
-    (folder / "labels.csv").write_text(
-        "sentence1,sentence2,label\nA man plays a flute.,Someone makes music.,1\nNo,one,0\n"
-    )
-    (folder / "users" / "qrels" / "test.tsv").write_text("nothing\n1\n")
     config = settings(
         folder,
-        similarity=[],
+        # Nearly equal texts count as they do for `exclude`.
+        near=0.7,
+        retrieval_sets=[str(folder / "users"), str(folder / "broken")],
+        similarity=[str(folder / "alike.jsonl")],
         guards=[str(folder / "sts.jsonl")],
         classification=[str(folder / "labels.csv")],
     )
-    assert counts(spark, config) == {"sts": (3, 1, 3, 1), "labels": (2, 1, 2, 1)}
-    assert "users is not compared with the training pairs: evaluation.retrieval_sets" in caplog.text
+    assert counts(spark, config) == {
+        "users": (4, 3, 4, 1),
+        "alike": (3, 1, 3, 1),
+        "sts": (3, 1, 3, 1),
+        "labels": (2, 1, 2, 1),
+    }
+    assert "broken is not compared with the training pairs: evaluation.retrieval_se" in caplog.text
     assert "sts: 1 of 3 pairs are among the training pairs" in caplog.text
 
 
-def test_what_has_not_changed_is_not_matched_again(spark, folder) -> None:
-    write_pairs(folder, pair(QUERIES["q3"], "They fell."))
+def test_what_has_not_changed_is_not_matched_again_and_a_run_remembers(spark, folder) -> None:
+    # Where only equal texts count, the second one is none of the set.
+    write_pairs(folder, pair(QUERIES["q3"], "They fell."), pair(LONG.format("cellar"), "Feed it."))
     config = settings(folder, similarity=[str(folder / "st*.jsonl")])
-    assert counts(spark, config)["users"][1] == 1
+    assert counts(spark, config)["users"] == (4, 1, 4, 0)
 
     def no_session():
         raise AssertionError("Spark was started")
@@ -167,18 +166,9 @@ def test_what_has_not_changed_is_not_matched_again(spark, folder) -> None:
         prepare_overlap(config, no_session)
     more.unlink()
     prepare_overlap(config, no_session)
-    write_set(folder / "users", DOCUMENTS, QUERIES | {"q5": "A new one"}, QRELS)
-    with pytest.raises(AssertionError, match="Spark was started"):
-        prepare_overlap(config, no_session)
     # Nor is anything matched where there is nothing to compare with.
     prepare_overlap(settings(folder, retrieval_sets=[], similarity=[]), no_session)
 
-
-def test_a_run_remembers_what_it_was_trained_on(spark, folder) -> None:
-    # Where only equal texts count, the second one is none of the set.
-    write_pairs(folder, pair(QUERIES["q3"], "They fell."), pair(LONG.format("cellar"), "Feed it."))
-    config = settings(folder)
-    counts(spark, config)
     run = RunFolder(folder / "run")
     keep_overlap(PreparedFolder.of(config), run)
     # Whatever is prepared there later.
@@ -186,10 +176,14 @@ def test_a_run_remembers_what_it_was_trained_on(spark, folder) -> None:
     digests = digest_sets(spark, config)
     known = overlap_of_run(spark, config, run, digests)
     assert known["users"] == Overlap(digests["users"], "queries", 4, 1, 4, 0)
-    assert asdict(known["sts"])["seen"] == 0
+    (pairs,) = known.keys() - {"users"}
+    assert asdict(known[pairs])["seen"] == 0
     # Of a set that has changed since nothing is known.
     changed = overlap_of_run(spark, config, run, digests | {"users": "another"})
-    assert list(changed) == ["sts"]
+    assert list(changed) == [pairs]
+    write_set(folder / "users", DOCUMENTS, QUERIES | {"q5": "A new one"}, QRELS)
+    with pytest.raises(AssertionError, match="Spark was started"):
+        prepare_overlap(config, no_session)
     # A folder of an earlier release has no record, nor has a run on it.
     PreparedFolder.of(config).corpus.overlap.unlink()
     keep_overlap(PreparedFolder.of(config), run)

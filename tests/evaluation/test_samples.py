@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from embedding_fixtures import small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,8 @@ from pipelines.files import storage
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
 from pipelines.vectors.nearest import nearest, unit_length
+
+__all__ = ["small_model"]
 
 RANKS = st.none() | st.integers(1, 10)
 
@@ -83,7 +86,7 @@ def retrieved_by(model: Path, queries: dict[int, str], documents: dict[int, str]
     return Retrieved(Queries(ids[order], asked[order], relevant), ranked)
 
 
-def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
+def test_a_run_folder_gets_its_samples(spark, tmp_path, small_model) -> None:
     held_out = tmp_path / "prepared" / "corpus" / "evaluation"
     held_out.mkdir(parents=True)
     texts = [
@@ -108,29 +111,36 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
     settings = {"prepared": {"folder": str(tmp_path / "prepared")}}
     config = parse(settings | {"run": {"folder": str(tmp_path / "run")}})
     found = retrieved_by(
-        minilm,
+        small_model,
         dict(zip(table["query_id"], queries, strict=True)),
         dict(zip([*numbers, 7], [*texts, *other["text"]], strict=True)),
     )
-    models, retrieved = {"before": minilm, "after": minilm}, {"before": found, "after": found}
+    models = dict.fromkeys(("before", "after"), small_model)
+    retrieved = dict.fromkeys(models, found)
     path = write_samples(spark, config, models, retrieved)
     assert path == tmp_path / "run" / "samples.json"
     samples = storage.read_json(path)
     assert {tuple(pair["texts"]) for pair in samples["pairs"]} == {
         (query, text[:MAX_CHARACTERS]) for query, text in zip(queries, texts, strict=True)
     }
-    for pair in samples["pairs"]:
+    embed, text_of = load_embedder(small_model), dict(zip(queries, texts, strict=True))
+    asked_of = [pair["texts"][0] for pair in samples["pairs"]]
+    left = unit_length(embed.queries(asked_of))
+    right = unit_length(embed.documents([text_of[query] for query in asked_of]))
+    # A query's own document, and that of another.
+    cosines, strange = ((left * other).sum(axis=1) for other in (right, np.roll(right, 1, axis=0)))
+    for place, pair in enumerate(samples["pairs"]):
         assert pair["before"] == pair["after"]
         assert np.abs(pair["after"]["places"]).max() <= 1
-        assert -1 <= pair["after"]["strange_cosine"] <= pair["after"]["cosine"] <= 1.0001
+        assert pair["after"]["cosine"] == pytest.approx(cosines[place], abs=1e-4)
+        assert pair["after"]["strange_cosine"] == pytest.approx(strange[place], abs=1e-4)
     assert samples["changes"] == {"queries": 6, "better": 0, "worse": 0}
     assert [one["kind"] for one in samples["neighbours"]] == ["random"] * 3
     first = {one["after"]["documents"][0]["text"] for one in samples["neighbours"]}
     assert set(other["text"]) <= first
     for one in samples["neighbours"]:
         rights = [document["right"] for document in one["after"]["documents"]]
-        assert len(rights) == 3
-        assert rights.index(True) + 1 == one["after"]["rank"]
+        assert rights == [place == one["after"]["rank"] for place in (1, 2, 3)]
 
     hidden = config.model_copy(
         update={"corpus": config.corpus.model_copy(update={"report_examples": 0})}
