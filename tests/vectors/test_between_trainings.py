@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow.parquet as pq
+import pytest
 from mining_cases import bytes_of, rows_of
 
 import pipelines
@@ -71,6 +72,10 @@ def test_pairs_and_negatives_lie_in_a_store(
     names = {path.name for path in folder.iterdir()} - set(files)
     assert names == {"_manifest.json", "_mining.json"}
     assert pipelines.mine(config).searched == 0
-    places["output"] += "-by-index"
-    indexed = mining_job(**places, search="index").model_copy(update={"storage": stores})
-    assert pipelines.mine(indexed).searched == summary.searched
+
+
+@pytest.mark.matrix
+def test_an_index_of_documents_lies_in_a_store(spark, mining_job, s3_bucket, tmp_path) -> None:
+    stores = s3_bucket.options.model_copy(update={"cache_folder": str(tmp_path / "cache")})
+    config = mining_job(output=f"{s3_bucket.address}/mined", search="index")
+    assert pipelines.mine(config.model_copy(update={"storage": stores})).searched == 242

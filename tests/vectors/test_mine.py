@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -138,22 +139,22 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
     assert bytes_of(config.mining.output) == files
 
 
-def test_vectors_of_an_unfinished_table_serve_other_filters(spark, mining_job, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"^mining.negatives: no anchor has 100 documents that"):
-        pipelines.mine(mining_job(negatives=100, max_score=-0.9))
-    assert not (tmp_path / "mined").exists()
-    loose = {"same_group": True, "relative_margin": None, "choose": "random", "window": 9}
-    summary = pipelines.mine(mining_job(**loose))
-    assert summary.embedded == 0
-    assert summary.short == 0
-    assert 0 < summary.of_own_group < 1
+def test_vectors_of_an_unfinished_table_serve_other_filters(
+    spark, mining_job, mined, tmp_path
+) -> None:
+    output = Path(shutil.copytree(mined.folder, tmp_path / "mined"))
     told = r"^mining.negatives: .*mined was made with another value of this setting. Set mining"
     with pytest.raises(InputError, match=told):
-        pipelines.mine(mining_job(**loose, negatives=1))
-    replaced = pipelines.mine(mining_job(overwrite=True, relative_margin=0.9, fill="random"))
-    assert replaced.short == 0
-    assert replaced.filled > 0
-    for row in rows_of(replaced.folder):
+        pipelines.mine(mining_job(negatives=1))
+    with pytest.raises(InputError, match=r"^mining.negatives: no anchor has 100 documents that"):
+        pipelines.mine(mining_job(overwrite=True, negatives=100, max_score=-0.9))
+    assert bytes_of(output) == bytes_of(mined.folder)
+    loose = {"same_group": True, "relative_margin": 0.9, "choose": "random", "window": 9}
+    summary = pipelines.mine(mining_job(overwrite=True, fill="random", **loose))
+    assert (summary.embedded, summary.short) == (0, 0)
+    assert summary.filled > 0
+    assert 0 < summary.of_own_group < 1
+    for row in rows_of(output):
         negatives = {row["negative_0"], row["negative_1"]}
         assert len(negatives - {row["anchor"], row["positive"]}) == 2
         assert np.isfinite([row["negative_0_score"], row["negative_1_score"]]).all()
@@ -163,8 +164,6 @@ def test_further_documents_prompts_and_other_formats(
     spark, mining_job, lines, tmp_path, small_model
 ):
     """A CSV of pairs, JSON lines of documents with groups, and a model with two prompts."""
-    import shutil
-
     model = shutil.copytree(small_model, tmp_path / "model")
     prompts = {"prompts": {"query": "ask: ", "passage": "text: "}}
     storage.write_json(model / "config_sentence_transformers.json", prompts)

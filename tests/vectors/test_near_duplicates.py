@@ -9,7 +9,6 @@ from pipelines.errors import PipelineError
 from pipelines.vectors import near_duplicates as duplicates
 from pipelines.vectors.embedding import vector_array
 from pipelines.vectors.near_duplicates import (
-    MAX_TASKS,
     alike,
     duplicate_groups,
     near_duplicates,
@@ -20,6 +19,7 @@ from pipelines.vectors.nearest import unit_length
 from pipelines.vectors.store import Block, open_table
 
 ROWS, WIDTH, THRESHOLD = 97, 5, 0.8
+FILES, TASKS = 12, 40
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +85,22 @@ def test_a_number_stands_for_one_pair_of_files() -> None:
 
 
 @pytest.fixture
-def table(vectors, tmp_path):
-    """Of 95 files, one of them empty: more pairs than tasks."""
+def table(vectors, tmp_path, monkeypatch):
+    """Of several files, one of them empty: more pairs than tasks."""
+    monkeypatch.setattr(duplicates, "MAX_TASKS", TASKS)
     column = vector_array(vectors[:94], np.ones(94, bool))
     whole = pa.table({"embedding": column})
-    for number in range(95):
-        pq.write_table(whole.slice(number, 1), tmp_path / f"part-{number:03d}.parquet")
+    for number in range(FILES):
+        pq.write_table(whole.slice(9 * number, 9), tmp_path / f"part-{number:03d}.parquet")
     return open_table(tmp_path)
 
 
 def test_many_files_are_compared_by_a_bounded_number_of_tasks(spark, table, vectors) -> None:
     frame = near_duplicates(spark, table, THRESHOLD)
-    assert pairs_of(len(table.files)) > MAX_TASKS
-    assert frame.rdd.getNumPartitions() == MAX_TASKS
+    assert pairs_of(len(table.files)) > TASKS
+    assert frame.rdd.getNumPartitions() == TASKS
     batches = duplicates._compare_numbers(
-        [pa.RecordBatch.from_pydict({"id": list(range(pairs_of(95)))})],
+        [pa.RecordBatch.from_pydict({"id": list(range(pairs_of(FILES)))})],
         table=table,
         threshold=THRESHOLD,
     )
@@ -108,7 +109,7 @@ def test_many_files_are_compared_by_a_bounded_number_of_tasks(spark, table, vect
 
 def test_what_fails_on_an_executor_is_one_line(spark, table, tmp_path) -> None:
     pairs = near_duplicates(spark, table, THRESHOLD).limit(9)
-    for number in range(95):
+    for number in range(FILES):
         (tmp_path / f"part-{number:03d}.parquet").unlink()
     with pytest.raises(PipelineError) as caught:
         duplicate_groups(pairs)
