@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.questions.documents import Staged, build_name
 
 FOLDER = Path("documents")
-BUCKETS = st.dictionaries(st.integers(0, 999).map(str), st.integers(1, 20_000), min_size=1)
+BUCKETS = st.dictionaries(st.integers(0, 999).map(str), st.integers(1, 2_000), min_size=1)
 
 
 @given(BUCKETS, st.none() | st.integers(1, 65_536), st.integers(0, 9))

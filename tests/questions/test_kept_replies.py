@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -54,7 +54,7 @@ from pipelines.vectors.parts import RowRange
 
 ROWS = 100
 PART = "part-0000-00000-00000"
-KILLS = 4
+KILLS = 2
 SECONDS = 0.3
 """Between the files of kept replies, in tests."""
 SLACK = 1.5
@@ -68,6 +68,13 @@ def folder(request, tmp_path) -> Location:
     if request.param == "disk":
         return tmp_path / "answers"
     return request.getfixturevalue("s3_bucket").root / "answers"
+
+
+@pytest.fixture(scope="module")
+def exit_code() -> Iterator[Callable[..., int]]:
+    """Does something in a child, and returns the child's exit code."""
+    with forks() as found:
+        yield found
 
 
 @pytest.fixture
@@ -141,33 +148,32 @@ def answers_in(folder: Location) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_kill_loses_the_replies_of_a_moment_only(language_server, part, folder):
+def test_a_kill_loses_the_replies_of_a_moment_only(language_server, part, folder, exit_code):
     drawn = random.Random(str(folder))
     work = work_of(language_server, folder)
     # Some 13 replies a second: a kill falls between the first and the last.
     language_server["pauses"].append(0.3)
     sent, known, lost = language_server["sent"], set[tuple[str, str]](), 0
-    with forks() as exit_code:
-        for _ in range(KILLS):
-            before = len(prompts_seen(language_server))
-            code = exit_code(ask_and_die, part, work, drawn.uniform(2.0, 3.5))
-            died = time.time()
-            assert code == -signal.SIGKILL
-            assert figures_of(folder / f"{PART}.parquet") is None
-            replies, files = kept_replies(folder, PART)
-            # Nothing is asked again, and nothing is lost but the last replies.
-            asked_now = prompts_seen(language_server)[before:]
-            assert len(asked_now) == len({*asked_now})
-            assert known < replies.keys()
-            early = sum(moment < died - SECONDS - SLACK for moment, _ in sent)
-            assert early <= len(replies) + lost
-            assert len(files) <= 10 * KILLS
-            known = {*replies}
-            # Requests on their way at the kill end before the next attempt.
-            time.sleep(0.5)
-            lost = len(sent) - len(known)
-        language_server["pauses"].clear()
-        assert exit_code(ask_and_die, part, work, 60.0) == 0
+    for _ in range(KILLS):
+        before = len(prompts_seen(language_server))
+        code = exit_code(ask_and_die, part, work, drawn.uniform(2.0, 3.5))
+        died = time.time()
+        assert code == -signal.SIGKILL
+        assert figures_of(folder / f"{PART}.parquet") is None
+        replies, files = kept_replies(folder, PART)
+        # Nothing is asked again, and nothing is lost but the last replies.
+        asked_now = prompts_seen(language_server)[before:]
+        assert len(asked_now) == len({*asked_now})
+        assert known < replies.keys()
+        early = sum(moment < died - SECONDS - SLACK for moment, _ in sent)
+        assert early <= len(replies) + lost
+        assert len(files) <= 10 * KILLS
+        known = {*replies}
+        # Requests on their way at the kill end before the next attempt.
+        time.sleep(0.5)
+        lost = len(sent) - len(known)
+    language_server["pauses"].clear()
+    assert exit_code(ask_and_die, part, work, 60.0) == 0
     assert len(sent) == 2 * ROWS + lost
     rows = answers_in(folder)
     assert [row["key"] for row in rows] == [number for number in range(ROWS) for _ in NAMES]

@@ -169,6 +169,7 @@ def asking(server, tmp_path, monkeypatch) -> Config:
     return parse({"questions": settings})
 
 
+@pytest.mark.matrix
 def test_a_killed_server_is_named_and_the_next_job_asks_only_the_rest(spark, asking, server):
     documents, killed_at = 3 * len(DOCUMENTS), []
     begun = next_folder(Path(asking.questions.output))

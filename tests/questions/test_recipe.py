@@ -69,11 +69,7 @@ def test_a_model_without_a_gain_keeps_the_weights_of_the_start(
     configured, language_server, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO)
-    pipelines.run(configured().changed("run", keep_start=False))
-    assert "run.keep_start" not in caplog.text
-    asks_on_resuming(configured())
-    assert "goes on with the triplets that it began with" in caplog.text
-    figures = pipelines.evaluate(configured())
+    figures = pipelines.run(configured())
     assert "keeps the start's weights (run.keep_start)" in caplog.text
     run = tmp_path / "run"
     (_, start), (_, kept) = read_encoder(run / "start"), read_encoder(run / "model")
