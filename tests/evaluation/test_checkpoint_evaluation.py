@@ -106,8 +106,8 @@ def late_processes(monkeypatch) -> None:
     monkeypatch.setattr("pipelines.evaluation.during_training.POLL_SECONDS", 0.01)
 
 
-def test_the_figures_are_the_clusters_and_the_curve_stays(
-    spark, measured_config, prepared, tmp_path, late_processes
+def test_the_figures_are_the_clusters_and_the_curve_stays_even_if_it_fails(
+    spark, measured_config, prepared, tmp_path, late_processes, monkeypatch, caplog
 ) -> None:
     pipelines.train(measured_config)
     run = tmp_path / "run"
@@ -140,23 +140,19 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
     assert read_evaluations(run)[-1] == {"step": 12, "evaluation": "sts", **figures["after"]["sts"]}
     assert set(figures["before"]) == set(figures["after"]) == {"sts"}
 
-    alone = replaced(measured_config, "evaluation", every_checkpoints=0)
-    alone = replaced(alone, "run", folder=str(tmp_path / "alone"))
-    pipelines.train(alone.model_copy(update={"tracking": Config().tracking}))
-    assert losses(run) == losses(tmp_path / "alone")
-
-
-def test_an_evaluation_that_fails_costs_one_line(
-    spark, measured_config, tmp_path, monkeypatch, caplog
-) -> None:
-    every = replaced(measured_config, "evaluation", **PAIRS_ALONE, every_checkpoints=1)
+    # One that fails, early in the training, costs one line.
+    monkeypatch.undo()
     monkeypatch.setattr("pipelines.evaluation.during_training.MEASURE_SECONDS", 0.01)
+    every = replaced(measured_config, "evaluation", **PAIRS_ALONE, every_checkpoints=1)
+    every = replaced(every, "run", folder=str(tmp_path / "failing"))
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
-        pipelines.train(every)
+        pipelines.train(every.model_copy(update={"tracking": Config().tracking}))
     warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert len([line for line in warnings if "was not measured (" in line]) == 1
-    assert len(losses(tmp_path / "run")) == 12
-    assert read_evaluations(tmp_path / "run") == []
+    assert read_evaluations(tmp_path / "failing") == []
+    assert len(losses(run)) == 12
+    assert losses(run) == losses(tmp_path / "failing")
 
 
 def test_what_cannot_be_read_is_refused_before_the_run_begins(
