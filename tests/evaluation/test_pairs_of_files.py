@@ -191,6 +191,7 @@ def test_classification_equals_sentence_transformers(
     check_against_library(found.figures, LABELLED, evaluator, reference)
 
 
+@pytest.mark.matrix
 def test_equals_sentence_transformers_on_parade(
     spark, shared_data, tmp_path, minilm, evaluator, reference
 ) -> None:
