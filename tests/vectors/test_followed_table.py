@@ -91,14 +91,13 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines, 
     at = follow(lake.table, copy, at)
     assert copy == rows_in(lake.table)
 
-    # The input still has them. Files are named anew, and nothing else is another.
+    # The input still has them, in files that are named anew.
     lake.write(dict(shuffled), size=25)
-    assert str(embed_table(spark, lake.job()).changes).startswith("0 new, 0 changed, 0 with")
     with caplog.at_level("INFO", "pipelines"):
         assert embed_table(spark, lake.job(dimensions=8)).changes.changed == 58
     assert "embedding.dimensions has changed since" in caplog.text
     assert "The job embeds all rows again" in caplog.text
-    assert [log.version for log in logs_after(lake.table, 0)] == [1, 2, 3, 4]
+    assert [log.version for log in logs_after(lake.table, 0)] == [1, 2, 3]
     table_id = read_lineage(lake.table).table
     for known, since in ((copy, at), (late, at_1), ({}, None)):
         now = follow(lake.table, known, since)
@@ -108,7 +107,7 @@ def test_a_copy_follows_updates_deletions_and_another_model(spark, lake, lines, 
     deleted = DeletedRows("id", (hash_of("row 3"), hash_of("row 0")))
     assert delete_from_table(spark, lake.job(), deleted) == 1
     assert log_of(lake.table, 0).keys().isdisjoint({"row 0", "row 3"})
-    assert (log_of(lake.table, 1)["row 3"], log_of(lake.table, 5)) == (
+    assert (log_of(lake.table, 1)["row 3"], log_of(lake.table, 4)) == (
         "delete",
         {"row 0": "delete"},
     )

@@ -22,6 +22,7 @@ from pipelines.vectors.embed import EmbeddingJob, embed_table
 from pipelines.vectors.embedding import vectors_of
 from pipelines.vectors.index import build_index, has_index, index_folder, search_index
 from pipelines.vectors.merge import read_all_columns
+from pipelines.vectors.parts import partition_columns
 from pipelines.vectors.plan import part_file, read_version
 from pipelines.vectors.row_deletion import DeletedRows, delete_from_table, has_rows_by
 from pipelines.vectors.search import search_words
@@ -64,7 +65,7 @@ def stored(s3_bucket, small_model, tmp_path):
             "inputs": [f"{s3_bucket.address}/lake"],
             "output": f"{s3_bucket.address}/vectors",
             "precision": "fp32",
-            "part_rows": 1,
+            "part_rows": 2,
             "key_column": "id",
         }
         stores = s3_bucket.options.model_dump() | {"cache_folder": str(tmp_path / "cache")}
@@ -95,25 +96,22 @@ def test_an_update_keeps_what_is_as_it_was(place, write, stored) -> None:
     assert table.folder != before.folder
     # Parts that stay are copied by the store, and are known again.
     parts = {file.path.name: file.part for file in before.files}
-    assert sum(parts.get(file.path.name) == file.part for file in table.files) == 2
+    assert sum(parts.get(file.path.name) == file.part for file in table.files) == 1
     assert rows_of(table)["text"].to_pylist() == ["one", "two", "3", None, "new"]
     first, kept = (rows_of(one)["embedding"].to_pylist()[:2] for one in (before, table))
     assert first == kept
     (log,) = logs_after(place, 0)
     assert changes_in(log) == {3: "upsert", 5: "upsert"}
     assert log.path.parent.parent == table.folder
-    # Who reads the table of before goes on, until the next one is there.
+    # Who reads the table of before goes on.
     assert rows_of(before).num_rows == 4
-    assert embed_here(stored(dimensions=8)) == 5
-    assert changes_in(logs_after(place, 0)[1]) == dict.fromkeys(range(1, 6), "upsert")
-    assert not before.folder.exists()
-    assert versions.begun(place) == []
 
 
 def test_a_killed_job_leaves_the_table_of_before_and_goes_on(
     place, write, stored, monkeypatch
 ) -> None:
-    embed_here(stored())
+    job = stored(part_rows=1)
+    embed_here(job)
     before = versions.current(place)
     # Of a job that was killed before it had a plan.
     versions.put_bytes(versions.begin(place) / "_kept" / "part.parquet", b"nothing")
@@ -127,16 +125,16 @@ def test_a_killed_job_leaves_the_table_of_before_and_goes_on(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(embedding_rounds, "embed_parts", dies)
-        embed_here(stored())
+        embed_here(job)
     assert versions.current(place) == before
     assert open_table(place).rows == 4
     (begun,) = versions.begun(place)
-    parts = read_version(begun, stored().storage).plan.parts
+    parts = read_version(begun, job.storage).plan.parts
     whole = part_file(begun, parts[2]).stat()
     # An upload that broke off in a store that shows it all the same.
     content = part_file(begun, parts[2]).read_bytes()
     versions.put_bytes(part_file(begun, parts[3]), content[:-9])
-    assert embed_here(stored()) == 1
+    assert embed_here(job) == 1
     assert versions.current(place) == begun
     assert part_file(begun, parts[2]).stat() == whole
     assert rows_of(open_table(place))["id"].to_pylist() == [1, 2, 3, 4, 5]
@@ -180,9 +178,12 @@ def test_folders_of_partitions_are_columns(s3_bucket, write, stored, place) -> N
     for name in ("a", "b"):
         target = s3_bucket.root / "parted" / f"lang={name}" / "x.parquet"
         versions.copy_file(s3_bucket.root / "lake" / f"{name}.parquet", target)
-    for given in ("parted", "parted/*/*.parquet"):
-        assert embed_here(stored(inputs=[f"{s3_bucket.address}/{given}"], overwrite=True)) == 4
-        assert rows_of(open_table(place))["lang"].to_pylist() == ["a", "a", "b", "b"]
+    given = f"{s3_bucket.address}/parted"
+    assert embed_here(stored(inputs=[given])) == 4
+    assert rows_of(open_table(place))["lang"].to_pylist() == ["a", "a", "b", "b"]
+    found = partition_columns([f"{given}/*/*.parquet"], s3_bucket.options)
+    assert found == partition_columns([given], s3_bucket.options)
+    assert {constant.name for constants in found.values() for constant in constants} == {"lang"}
 
 
 def test_a_copy_that_is_not_what_was_written_is_not_searched(place, write, stored) -> None:
@@ -285,11 +286,11 @@ def test_a_table_that_grows_keeps_vectors_and_indexes(
 
 
 def test_deleted_rows_are_in_no_version(spark, place, stored, write, s3_bucket) -> None:
-    embed_here(stored(part_rows=2))
+    embed_here(stored())
     deleted = DeletedRows("text", (hash_of("two"), hash_of("new")))
     assert not has_rows_by(stored(), "owner")
     assert has_rows_by(stored(), deleted.column)
-    embed_here(stored(part_rows=2, dimensions=8))
+    embed_here(stored(dimensions=8))
     assert delete_from_table(spark, stored(), deleted) == 1
     # Who follows has to know, and no other log names the key.
     logs = logs_after(place, 0)
@@ -299,13 +300,17 @@ def test_deleted_rows_are_in_no_version(spark, place, stored, write, s3_bucket) 
     (whole,) = (path for path in place.iterdir() if versions.is_version(path.name))
     manifest = storage.read_json(whole / MANIFEST_FILE)
     assert [manifest[name] for name in ("rows", "texts", "left_out")] == [3, 2, 1]
-    assert EmbeddingJob.of(stored(part_rows=2, dimensions=8)).is_up_to_date()
+    assert EmbeddingJob.of(stored(dimensions=8)).is_up_to_date()
     # The input still has them, and more of them.
     write(LATER)
-    assert embed_here(stored(part_rows=2, dimensions=8)) == 1
+    assert embed_here(stored(dimensions=8)) == 1
     assert rows_of(open_table(place))["text"].to_pylist() == ["one", "3", None]
+    # Who read the table of before goes on until the next one is there.
+    assert rows_of(open_table(whole)).num_rows == 3
     assert embed_here(stored(overwrite=True)) == 3
     assert rows_of(open_table(place))["text"].to_pylist() == ["one", "3", None]
+    assert not whole.exists()
+    assert versions.begun(place) == []
 
 
 def test_a_merge_has_the_columns_of_all_files(spark, s3_bucket) -> None:
