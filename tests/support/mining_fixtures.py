@@ -33,13 +33,13 @@ def pair_file(lines, tmp_path_factory) -> Path:
 
 
 def configured(**settings) -> Config:
-    """A job in files of some 50 rows."""
+    """A job in files of some 80 rows."""
     known = {
         "anchor_column": "q",
         "positive_column": "a",
         "group_column": "topic",
         "key_column": "id",
-        "part_rows": 50,
+        "part_rows": 90,
         "negatives": 2,
     }
     return parse({"mining": known | settings, "embedding": {"precision": "fp32"}})

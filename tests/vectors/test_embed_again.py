@@ -140,7 +140,7 @@ def test_two_jobs_in_one_folder(spark, job, tmp_path) -> None:
 
     def run() -> None:
         try:
-            results.append(embed_table(spark, job(part_rows=8)))
+            results.append(embed_table(spark, job(part_rows=32)))
         except PipelineError as error:
             results.append(error)
 

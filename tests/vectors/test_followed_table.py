@@ -36,7 +36,7 @@ def lake(job, tmp_path):
         table = tmp_path / "table"
         written = 0
 
-        def write(self, rows: Rows, size: int = 15) -> None:
+        def write(self, rows: Rows, size: int = 20) -> None:
             self.folder.mkdir(exist_ok=True)
             for path in self.folder.iterdir():
                 path.unlink()
@@ -50,7 +50,7 @@ def lake(job, tmp_path):
                 pq.write_table(table, self.folder / f"{self.written:03d}.parquet")
 
         def job(self, **settings):
-            known = {"inputs": [str(self.folder)], "key_column": "id", "part_rows": 10}
+            known = {"inputs": [str(self.folder)], "key_column": "id", "part_rows": 20}
             return job(**(known | settings))
 
     return Lake()
