@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,14 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.locations import Location, arrow_source, listed
-from pipelines.questions.generator import UNANSWERED, GeneratorOptions, Reply, Request, opened
+from pipelines.questions.generator import (
+    CUT,
+    UNANSWERED,
+    GeneratorOptions,
+    Reply,
+    Request,
+    opened,
+)
 from pipelines.questions.kept import (
     Keeper,
     Place,
@@ -27,6 +34,7 @@ from pipelines.questions.kept import (
     replies_in,
     write_rows,
 )
+from pipelines.questions.parsing import questions_of
 from pipelines.questions.prompts import Asking
 from pipelines.vectors.parts import RowRange, read_rows
 from pipelines.vectors.table_job import life_signs
@@ -43,10 +51,12 @@ class AnswerFigures:
     """The counts of a part, stored in the footer of its file.
 
     Attributes:
-        documents: Documents with an answer to each prompt, or a failed request.
+        documents: Documents with an answer to each prompt, or a failed request. Half a reply does
+            not count if the limit has risen since.
         asked: Requests of this job.
         known: Replies taken over from the earlier table.
-        problems: Requests without a reply, by their problem.
+        problems: Requests without a reply, or with half of one, by their problem.
+        without_question: Replies of this job with a whole text, but without any question.
         prompt_tokens: Tokens of the requests of this job; ``reply_tokens`` likewise.
     """
 
@@ -54,6 +64,7 @@ class AnswerFigures:
     asked: int = 0
     known: int = 0
     problems: Mapping[str, int] = field(default_factory=dict)
+    without_question: int = 0
     prompt_tokens: int = 0
     reply_tokens: int = 0
 
@@ -111,19 +122,42 @@ class AskingWork:
 class _Line:
     """A row of the output: a document, a prompt, and the reply, once it is there.
 
-    ``is_new`` if this update pays for the reply.
+    ``is_new`` if this update pays for the reply. ``earlier`` is a paid one that ended at a lower
+    limit: it stays where no better one comes. ``failure`` is the problem of a request without a
+    reply in its place.
     """
 
     document: Mapping[str, Any]
     prompt: str
     reply: Reply | None
     is_new: bool
+    earlier: Reply | None = None
+    failure: str | None = None
 
     @property
     def row(self) -> dict[str, Any]:
         """The row of a line with a reply."""
         assert self.reply is not None, "it is answered"
         return answer_row(self.document, self.prompt, self.reply)
+
+    @property
+    def problem(self) -> str | None:
+        """The problem of this update's request, if there was one."""
+        of_reply = self.reply.problem if self.is_new and self.reply is not None else None
+        return self.failure or of_reply
+
+    def take(self, reply: Reply) -> None:
+        """Take the reply to the line's request."""
+        self.reply, earlier = reply, self.earlier
+        if earlier is None or earlier.text is None or reply.text is not None:
+            return
+        if reply.is_paid:
+            self.reply = replace(reply, text=earlier.text, problem=CUT)
+        else:
+            # Only a failed request is worth another one.
+            limit = earlier.limit if reply.has_failed else reply.limit
+            self.reply, self.is_new = replace(earlier, limit=limit), False
+            self.failure = reply.problem
 
 
 @dataclass
@@ -186,6 +220,7 @@ class _Task:
     def __init__(self, work: AskingWork, attempts: Location) -> None:
         self._work = work
         self._attempts = attempts
+        self._limit = work.options.max_tokens
         self._schema = answers_schema(work.key_type)
         self._keeper = Keeper(work.folder, self._schema, attempts)
         self._open: dict[Request, tuple[_OpenPart, _Line]] = {}
@@ -239,6 +274,9 @@ class _Task:
                     begun.waiting += 1
                     self._open[request] = begun, line
                     yield request
+                elif line.earlier is not None:
+                    line.reply, line.is_new = line.earlier, False
+                    begun.lines.append(line)
             begun.is_read = True
             self._write_if_whole(begun)
 
@@ -262,8 +300,9 @@ class _Task:
             if reply is UNANSWERED:
                 begun.is_torn = True
             else:
-                line.reply = reply
-                self._keeper.add(begun.part.name, line.row)
+                line.take(replace(reply, limit=self._limit))
+                if line.is_new:
+                    self._keeper.add(begun.part.name, line.row)
                 self._count(reply)
             self._write_if_whole(begun)
 
@@ -286,14 +325,17 @@ class _Task:
         """Write the file of a part, unless another attempt has written a fuller one."""
         lines = begun.lines
         new = [line.reply for line in lines if line.is_new and line.reply is not None]
-        prompts = Counter(line.document["text"] for line in lines)
+        done = [line for line in lines if line.failure or not self._is_short(line.reply)]
+        prompts = Counter(line.document["text"] for line in done)
         asked = len(self._work.asking.prompts)
-        problems = Counter(reply.problem.partition(":")[0] for reply in new if reply.problem)
+        problems = Counter(line.problem.partition(":")[0] for line in lines if line.problem)
+        asked_for = sum(line.is_new or line.failure is not None for line in lines)
         figures = AnswerFigures(
             documents=sum(count == asked for count in prompts.values()),
-            asked=len(new),
-            known=len(lines) - len(new),
+            asked=asked_for,
+            known=len(lines) - asked_for,
             problems=dict(problems),
+            without_question=sum(map(_is_without_question, new)),
             prompt_tokens=sum(reply.prompt_tokens for reply in new),
             reply_tokens=sum(reply.reply_tokens for reply in new),
         )
@@ -320,8 +362,15 @@ class _Task:
             for name, prompt, seed in asked:
                 place = document["text"], name
                 reply = paid.get(place) or known.get(place)
-                is_new = place in paid or place not in known
-                yield _Line(document, name, reply, is_new), Request(prompt, seed)
+                if self._is_short(reply):
+                    line = _Line(document, name, None, is_new=True, earlier=reply)
+                else:
+                    is_new = place in paid or place not in known
+                    line = _Line(document, name, reply, is_new)
+                yield line, Request(prompt, seed)
+
+    def _is_short(self, reply: Reply | None) -> bool:
+        return reply is not None and reply.is_short(self._limit)
 
     def _known_of(self, part: RowRange) -> Mapping[Place, Reply]:
         """Return the known replies of the file of a part's documents."""
@@ -329,6 +378,10 @@ class _Task:
         if file is not None and file != self._known[0]:
             self._known = file, _paid(_replies_of(file))
         return self._known[1]
+
+
+def _is_without_question(reply: Reply) -> bool:
+    return reply.problem is None and not questions_of(reply.text or "", 1, is_cut=False)
 
 
 def _round(request: Request | None, others: Iterator[Request | None]) -> Iterator[Request]:

@@ -55,6 +55,7 @@ from pipelines.questions.documents import (
     DOCUMENTS,
     INPUTS,
     KNOWN,
+    STAGED_FILE,
     Staged,
     build_name,
     documents_source,
@@ -114,7 +115,8 @@ MODEL = "questions.model"
 ADDRESS = "questions.address"
 GENERATOR = "questions.generator"
 ROUND_TRIP = "questions.round_trip_model"
-FORM = 1
+MAX_TOKENS = "questions.max_tokens"
+FORM = 2
 """Version of the files: a release does not continue from another version."""
 
 _TASK_TOKENS = 100_000
@@ -139,10 +141,12 @@ class Plan:
 
     Attributes:
         inputs: Stands for the documents. If it changes, known documents keep their answers.
-        replies: The settings behind an answer. If one changes, all answers are void.
+        replies: The settings behind an answer. If one changes, all answers are void, but for
+            ``questions.max_tokens``: the answers that ended at a lower limit are asked for again.
         filters: Those behind the choice of questions. They need no new answers.
-        build: How often the documents have changed since the table was begun. Names of files of
-            answers begin with it, so those about earlier documents stay until the table is whole.
+        build: How often the documents have changed, or the limit has risen, since the table was
+            begun. Names of files of answers begin with it, so earlier ones stay until the table is
+            whole.
     """
 
     inputs: Mapping[str, Any]
@@ -191,10 +195,11 @@ class Plan:
         return next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
 
     def differing_reply(self, other: Plan) -> str | None:
-        """Return the first setting behind the answers with another value in the other table."""
-        return next(
-            (key for key in self.replies if self.replies[key] != other.replies.get(key)), None
-        )
+        """Return the first setting with another value in the other table that voids its answers."""
+        if self.inputs[_FORM_KEY] != other.inputs.get(_FORM_KEY):
+            return _FORM_KEY
+        others = {**other.replies, MAX_TOKENS: self.replies[MAX_TOKENS]}
+        return next((key for key in self.replies if self.replies[key] != others.get(key)), None)
 
 
 @dataclass(frozen=True)
@@ -326,12 +331,14 @@ class AskingJob:
             known = Plan.read(place)
             if known is None or self.plan.differing_reply(known) is not None:
                 continue
-            # The answers stay, and are known ones of other documents.
-            if known.inputs != self.plan.inputs:
+            is_raised = self.plan.replies[MAX_TOKENS] > known.replies[MAX_TOKENS]
+            # The answers stay, and are known ones of another build.
+            if known.inputs != self.plan.inputs or is_raised:
                 forget_questions(place)
+                (place / WORK / STAGED_FILE).unlink(missing_ok=True)
                 storage.discard_folder(place / WORK)
                 replace(self.plan, build=known.build + 1).write(place)
-            elif known.filters != self.plan.filters:
+            elif self.plan.differing(known):
                 forget_questions(place)
                 if known.filters[ROUND_TRIP] != self.plan.filters[ROUND_TRIP]:
                     storage.discard_folder(place / WORK / VECTORS)
@@ -344,7 +351,7 @@ class AskingJob:
         return begun.folder
 
     def known_answers(self, begun: Location | None = None) -> list[Location]:
-        """Return folders of earlier answers: of the table, and of a begun one's other documents."""
+        """Return folders of earlier answers: of the table, and of a begun one's other builds."""
         found = []
         for place in (versions.current(self.folder), *([] if begun is None else [begun])):
             plan, answers = Plan.read(place), place / ANSWERS
@@ -498,7 +505,9 @@ class _Making:
         answered = self._ask(staged)
         seconds = round(time.monotonic() - began, 2)
         figures = self._filter(staged, answered)
-        if not figures.parsed and (problem := first_problem(self._files())) is not None:
+        if not figures.parsed:
+            problem = first_problem(self._files())
+            why = f" ({problem})" if problem else ""
             remedy = (
                 "Correct the model's server, the prompt, questions.document_characters or "
                 "questions.max_tokens"
@@ -506,7 +515,7 @@ class _Making:
             if self._forget_unpaid():
                 remedy += f". To pay for the same requests again, remove {self.folder}"
             replies = answered.asked + answered.known
-            told = f"the replies to {replies:,} requests hold no question ({problem})"
+            told = f"the replies to {replies:,} requests hold no question{why}"
             raise InputError(MODEL, told, remedy)
         if not figures.kept:
             most = max(figures.dropped, key=lambda reason: figures.dropped[reason], default=None)
@@ -721,6 +730,7 @@ class _Making:
             requests=answered.asked,
             known=answered.known,
             problems=answered.problems,
+            without_question=answered.without_question,
             questions=figures.parsed,
             dropped=figures.dropped,
             rows=figures.kept,

@@ -149,8 +149,7 @@ def stage_documents(
 ) -> Staged:
     """Write documents and known answers into folders of ``work``, as files of the same buckets.
 
-    ``known`` are folders of earlier answers; of two replies any counts, and of a failed request
-    none.
+    ``known`` are folders of earlier answers; those of failed requests are left out.
 
     Raises:
         InputError: The table cannot be read, or has no text.
@@ -172,9 +171,10 @@ def stage_documents(
             distinct = texts.agg(F.min("title").alias("title"), F.min("key").alias("key"))
             written = write_buckets(distinct, buckets, ["text"], work / DOCUMENTS, placed=True)
     if known:
-        columns = ("text", "prompt", "reply", "problem", "prompt_tokens", "reply_tokens")
+        columns = ("text", "prompt", "reply", "problem")
+        counts = ("prompt_tokens", "reply_tokens", "max_tokens")
         found_answers = (
-            read_parquet(session, folder).select(*columns).where(PAID) for folder in known
+            read_parquet(session, folder).select(*columns, *counts).where(PAID) for folder in known
         )
         answers = reduce(lambda left, right: left.union(right), found_answers)
         write_buckets(answers, buckets, ["text", "prompt"], work / KNOWN, placed=False)

@@ -22,7 +22,7 @@ from pipelines.questions.answers import Failure, failures_kept
 from pipelines.questions.ask import AskingJob
 from pipelines.questions.documents import INPUTS, PAID, documents_source, read_documents
 from pipelines.questions.filters import Asked, Filters
-from pipelines.questions.generator import CUT, GeneratorOptions, Reply, Request, opened
+from pipelines.questions.generator import CUT, EMPTY, GeneratorOptions, Reply, Request, opened
 from pipelines.questions.kept import KEPT
 from pipelines.questions.parsing import questions_of
 from pipelines.questions.prompts import Asking
@@ -162,10 +162,12 @@ def estimate(session: SparkSession, job: AskingJob) -> Estimate:
             readable = frame.where(has_text("text"))
             texts = readable.groupBy("text").agg(F.min("title").alias("title"))
             documents, without_text = texts.count(), frame.count() - readable.count()
-            known = _known_documents(session, job, texts)
             if not documents:
                 raise InputError(INPUTS, "no row has a text", "Name a table of documents")
-            drawn = texts.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
+            new = _new_documents(session, job, texts)
+            known = documents - new.count()
+            asked = texts if known == documents else new
+            drawn = asked.orderBy(F.xxhash64("text")).limit(SAMPLE).collect()
         return documents, without_text, known, drawn
 
     documents, without_text, known, drawn = run_job(session, "questions: drawing a sample", draw)
@@ -197,22 +199,25 @@ def _discarded(folder: Location) -> Iterator[None]:
         storage.discard_folder(folder)
 
 
-def _known_documents(session: SparkSession, job: AskingJob, texts: DataFrame) -> int:
-    """Return how many of the texts have an answer to each prompt."""
+def _new_documents(session: SparkSession, job: AskingJob, texts: DataFrame) -> DataFrame:
+    """Return the texts without an answer to each prompt."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     begun = next(iter(begun_folders(job.folder)), None)
     # A job that is asking now joins its kept files while Spark would read them.
     folders = [folder for folder in job.known_answers(begun) if folder.name != KEPT]
     if not folders:
-        return 0
+        return texts
+    limit = job.settings.max_tokens
+    short = f"coalesce(problem in ('{CUT}', '{EMPTY}'), false) and max_tokens < {limit}"
     answers = [
-        read_parquet(session, folder).where(PAID).select("text", "prompt") for folder in folders
+        read_parquet(session, folder).where(f"({PAID}) and not ({short})").select("text", "prompt")
+        for folder in folders
     ]
     known = reduce(lambda left, right: left.union(right), answers)
     prompts = known.groupBy("text").agg(F.countDistinct("prompt").alias("prompts"))
     whole = prompts.where(f"prompts >= {len(job.asking.prompts)}")
-    return texts.join(whole, "text", "left_semi").count()
+    return texts.join(whole, "text", "left_anti")
 
 
 def _ask_sample(

@@ -77,13 +77,15 @@ class Reply:
     """A reply and its cost in tokens.
 
     ``text`` is None if the model has none for this prompt; ``problem`` says why, as a word and,
-    after a colon, perhaps more. A text with a problem is :data:`CUT`.
+    after a colon, perhaps more. A text with a problem is :data:`CUT`. ``limit`` is the
+    ``max_tokens`` of the request, as far as an answer keeps it.
     """
 
     text: str | None
     prompt_tokens: int
     reply_tokens: int
     problem: str | None = None
+    limit: int = 0
 
     @classmethod
     def of(cls, text: str, prompt_tokens: int, reply_tokens: int, *, is_cut: bool) -> Reply:
@@ -101,6 +103,19 @@ class Reply:
     def is_paid(self) -> bool:
         """Whether the model has replied, perhaps without a text: the request is not repeated."""
         return self.text is not None or self.tokens > 0
+
+    def is_short(self, limit: int) -> bool:
+        """Return whether a higher limit than its own may bring more."""
+        return self.problem in (CUT, EMPTY) and self.limit < limit
+
+    def is_better(self, other: Reply) -> bool:
+        """Return whether this answer to a request is worth more than another one."""
+        return self._worth > other._worth
+
+    @property
+    def _worth(self) -> tuple[bool, bool, bool, int]:
+        is_text = self.text is not None
+        return self.is_paid, is_text, is_text and self.problem is None, self.limit
 
     @property
     def has_failed(self) -> bool:

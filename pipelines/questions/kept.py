@@ -55,6 +55,7 @@ def answers_schema(key_type: pa.DataType) -> pa.Schema:
             ("problem", pa.string()),
             ("prompt_tokens", pa.int32()),
             ("reply_tokens", pa.int32()),
+            ("max_tokens", pa.int32()),
         ]
     )
 
@@ -68,6 +69,7 @@ def answer_row(document: Mapping[str, Any], prompt: str, reply: Reply) -> dict[s
         "problem": reply.problem,
         "prompt_tokens": reply.prompt_tokens,
         "reply_tokens": reply.reply_tokens,
+        "max_tokens": reply.limit,
     }
 
 
@@ -81,7 +83,7 @@ def write_rows(
 
 
 def replies_in(file: Location) -> dict[Place, Reply]:
-    """Return the replies in a file; none in the remains of an upload.
+    """Return the best replies in a file; none in the remains of an upload.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -94,9 +96,21 @@ def replies_in(file: Location) -> dict[Place, Reply]:
     with answers:
         for batch in answers.iter_batches(use_threads=False):
             for row in batch.to_pylist():
-                tokens = row["prompt_tokens"], row["reply_tokens"]
-                found[row["text"], row["prompt"]] = Reply(row["reply"], *tokens, row["problem"])
+                reply = Reply(
+                    text=row["reply"],
+                    prompt_tokens=row["prompt_tokens"],
+                    reply_tokens=row["reply_tokens"],
+                    problem=row["problem"],
+                    limit=row["max_tokens"],
+                )
+                _add_better(found, (row["text"], row["prompt"]), reply)
     return found
+
+
+def _add_better(found: dict[Place, Reply], place: Place, reply: Reply) -> None:
+    known = found.get(place)
+    if known is None or reply.is_better(known):
+        found[place] = reply
 
 
 def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[Location]]:
@@ -110,11 +124,9 @@ def kept_replies(folder: Location, part: str) -> tuple[dict[Place, Reply], list[
         files = listed(folder / KEPT, f"{part}-*.parquet")
         try:
             for file in files:
+                # A failed request may have a reply in another attempt's file.
                 for place, reply in replies_in(file).items():
-                    # A failed request may have a reply in another attempt's file.
-                    known = found.get(place)
-                    if known is None or (reply.is_paid and known.text is None):
-                        found[place] = reply
+                    _add_better(found, place, reply)
         except FileNotFoundError:
             # Its replies are in a newer file.
             continue

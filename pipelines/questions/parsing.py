@@ -77,7 +77,7 @@ def _values(text: str, place: int) -> tuple[list[Any], int]:
         place = between.end() if between else place
         try:
             value, place = decoder.raw_decode(text, place)
-        except ValueError:
+        except (ValueError, RecursionError):
             return values, place
         values.append(value)
 

@@ -24,6 +24,7 @@ class AskingSummary:
         asked_documents: Documents with an answer to each prompt, or a failed request.
         requests: Requests of this table's update; ``known`` replies are those of an earlier one.
         problems: Requests without a reply, or with half of one, by their problem.
+        without_question: Replies with a whole text, but without any question.
         questions: Questions in the replies.
         dropped: Questions dropped by filters, by reason.
         rows: Questions kept.
@@ -47,6 +48,7 @@ class AskingSummary:
     reply_tokens: int
     cost: float | None
     seconds: float
+    without_question: int = 0
 
     @classmethod
     def read_again(cls, folder: Location) -> AskingSummary:
@@ -73,6 +75,8 @@ class AskingSummary:
         lines.append(asked)
         if cut := self.problems.get(CUT):
             lines.append(f"{cut:,} replies are cut off at questions.max_tokens")
+        if self.without_question:
+            lines.append(f"{self.without_question:,} replies hold no question")
         if failed := self.problems.get(FAILED):
             lines.append(f"{failed:,} requests failed. The same command repeats them")
         if self.requests:

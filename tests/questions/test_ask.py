@@ -166,7 +166,7 @@ def test_other_answers_are_replaced_only_if_asked(spark, whole, asking, language
     config = asking(round_trip=None)
     begin_with(whole, config)
     made = bytes_of(config.questions.output)
-    changes = [{"temperature": 0.1}, {"max_tokens": 99}, {"per_prompt": 2}, {"seed": 4}]
+    changes = [{"temperature": 0.1}, {"per_prompt": 2}, {"seed": 4}]
     for change in changes:
         other = asking(round_trip=None, **change)
         with pytest.raises(InputError, match=r"were made with another value of this setting\. Set"):
@@ -372,6 +372,69 @@ def test_empty_replies_are_paid_for_once(spark, asking, language_server):
         with pytest.raises(InputError, match=r"\(empty\)\. Correct .*\.max_tokens\. To pay for"):
             pipelines.ask(config)
         assert requests(language_server) == DOCUMENTS
+
+
+def long_texts(documents: Path) -> list[str]:
+    """Documents whose replies have more than 12 words: they are about two questions or more."""
+    texts = [row["text"] for row in rows_of(documents)]
+    return [text for text in texts if len(questions_about(text, 3)) > 1]
+
+
+def test_more_tokens_repeat_only_what_ended_at_the_limit(
+    spark, asking, document_file, language_server, caplog
+):
+    long = long_texts(document_file)
+    # The first question of each reply is whole.
+    half = pipelines.ask(asking(round_trip=None, max_tokens=12))
+    assert half.problems == {"cut off": len(long)}
+    for limit in (8, 12):
+        again = pipelines.ask(asking(round_trip=None, max_tokens=limit))
+        assert (again.requests, again.known, again.questions) == (0, DOCUMENTS, half.questions)
+    for text, name in zip(long, ("broken", "refused", "endless"), strict=False):
+        language_server[name].append(text)
+    more = pipelines.ask(asking(round_trip=None, max_tokens=64))
+    assert (more.requests, more.known) == (len(long), DOCUMENTS - len(long))
+    assert more.problems == {"failed": 1, "refused": 1, "cut off": 1}
+    assert more.questions > half.questions
+    # Where no better reply came, the earlier one stays.
+    assert documents_of(more.folder) >= documents_of(half.folder)
+    for name in ("broken", "refused", "endless"):
+        language_server[name].clear()
+    language_server["faults"].append("talk")
+    with caplog.at_level(logging.INFO):
+        last = pipelines.ask(asking(round_trip=None, max_tokens=64))
+    assert (last.requests, last.known, last.problems) == (1, DOCUMENTS - 1, {})
+    assert "1 replies hold no question" in caplog.text
+
+
+def documents_of(folder: str) -> set[str]:
+    return {row["positive"] for row in rows_of(folder)}
+
+
+def test_a_budget_leaves_half_replies_for_the_next_job(
+    spark, asking, document_file, language_server, monkeypatch
+):
+    half = pipelines.ask(asking(round_trip=None, max_tokens=12))
+    known = documents_of(half.folder)
+    limits = {"round_trip": None, "requests": 1}
+    limits["token_budget"] = (half.prompt_tokens + half.reply_tokens) // 4
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.questions.ask._Making._filter", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            pipelines.ask(asking(max_tokens=63, **limits))
+    asked = requests(language_server) - DOCUMENTS
+    # A begun table whose limit rises keeps the replies that have not come to the lower one.
+    first = pipelines.ask(asking(max_tokens=64, **limits))
+    left = len(long_texts(document_file)) - asked - first.requests
+    assert min(asked, first.requests, left) > 0
+    assert (first.known, first.asked_documents) == (DOCUMENTS - first.requests, DOCUMENTS - left)
+    assert documents_of(first.folder) >= known
+    last = pipelines.ask(asking(round_trip=None, max_tokens=64))
+    assert (last.requests, last.known) == (left, DOCUMENTS - left)
 
 
 def test_several_prompts_and_requests_at_a_time(spark, asking, language_server, monkeypatch):

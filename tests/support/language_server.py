@@ -16,6 +16,8 @@ from typing import Any
 
 KEY = "key-of-the-tests"
 MODEL = "words"
+LIMITS = ("max_tokens", "max_completion_tokens")
+TALK = "Sure, here are the questions:"
 PAGE = b"<html><body>502</body></html>"
 
 
@@ -35,12 +37,12 @@ class LanguageServer(BaseHTTPRequestHandler):
     """Answers `chat/completions`; ``faults`` are taken first, one for each request.
 
     A fault is a status, a status with seconds of `Retry-After` or with a body, or one of `cut`,
-    `page`, `json`, `form` and `slow`. ``refused`` are words of documents that the model does not
-    take, ``broken`` those that it fails at. Without ``counts_tokens`` there is no `usage`. If there
-    are ``limits``, they are the names of the limit of a reply that the server knows. ``pauses``
-    holds the seconds of each reply, if they count; ``sent`` the time of each reply, and its
-    document. Documents with an ``endless`` word get no text for their tokens, as if the model had
-    reasoned up to the limit.
+    `page`, `json`, `form`, `talk` and `slow`. ``refused`` are words of documents that the model
+    does not take, ``broken`` those that it fails at. Without ``counts_tokens`` there is no `usage`.
+    If there are ``limits``, they are the names of the limit of a reply that the server knows.
+    ``pauses`` holds the seconds of each reply, if they count; ``sent`` the time of each reply, and
+    its document. Documents with an ``endless`` word get no text for their tokens, as if the model
+    had reasoned up to the limit.
     """
 
     faults: list[Any]
@@ -78,16 +80,16 @@ class LanguageServer(BaseHTTPRequestHandler):
             self._send(400, {"error": {"message": "the prompt is too long for the context"}})
             return
         fault = self.faults.pop(0) if self.faults else None
-        if fault and self._failed(fault):
+        if fault and self._failed(fault, asked):
             return
         if self.pauses:
             time.sleep(self.pauses[0])
         # The client may have been killed meanwhile.
         with suppress(ConnectionError):
-            self._send(200, self._completion(prompt))
+            self._send(200, self._completion(asked, self._content(prompt)))
             self.sent.append((time.time(), document_in(prompt)))
 
-    def _failed(self, fault: Any) -> bool:
+    def _failed(self, fault: Any, asked: dict[str, Any]) -> bool:
         """Sends a fault; a slow answer is none."""
         status, after = fault if isinstance(fault, tuple) else (fault, None)
         if isinstance(status, int):
@@ -104,6 +106,8 @@ class LanguageServer(BaseHTTPRequestHandler):
             self._send(200, PAGE, kind="text/html")
         elif fault == "json":
             self._send(200, b'{"choices": [{"message": {"content": "How')
+        elif fault == "talk":
+            self._send(200, self._completion(asked, TALK))
         elif fault == "form":
             self._send(200, {"answer": "How?"})
         else:
@@ -111,11 +115,20 @@ class LanguageServer(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _completion(self, prompt: str) -> dict[str, Any]:
+    def _content(self, prompt: str) -> str:
         content = "yes"
         if asked := re.search(r"write (\d+) different", prompt):
             found = questions_about(document_in(prompt), int(asked[1]))
             content = "\n".join(f"{place}. {one}" for place, one in enumerate(found, start=1))
+        return content
+
+    def _completion(self, asked: dict[str, Any], content: str) -> dict[str, Any]:
+        """The answer to a request: each word is a token, and there is a limit of them."""
+        prompt = asked["messages"][0]["content"]
+        limit = next(asked[name] for name in LIMITS if name in asked)
+        words = [*re.finditer(r"\S+", content)]
+        is_cut = len(words) > limit
+        content = content[: words[limit - 1].end()] if is_cut else content
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(content.split())}
         if any(word in prompt for word in self.endless):
             content = ""
@@ -127,7 +140,7 @@ class LanguageServer(BaseHTTPRequestHandler):
             "choices": [
                 {
                     "index": 0,
-                    "finish_reason": "stop",
+                    "finish_reason": "length" if is_cut else "stop",
                     "message": {"role": "assistant", "content": content},
                 }
             ],
