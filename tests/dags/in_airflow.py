@@ -183,6 +183,10 @@ COMMANDS = {"describe": describe, "run": run}
 
 def main() -> None:
     """Answers questions until there are no more; each names the file for its answer."""
+    from airflow.utils.db import upgradedb
+
+    # Here, since the command `db migrate` would import all of Airflow once more.
+    upgradedb()
     # Jobs that are started here must find none of them on standard input.
     questions = os.fdopen(os.dup(sys.stdin.fileno()))
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
