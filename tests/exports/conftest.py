@@ -40,7 +40,8 @@ def model(tmp_path_factory) -> Callable[[str], Path]:
         if name.startswith("static"):
             return write_static(folder, limited=name == "static-limited")
         family, *added = name.split("+")
-        write_sentence_folder(folder, FAMILIES[family], dense="dense" in added)
+        pooling = "cls" if "cls" in added else None
+        write_sentence_folder(folder, FAMILIES[family], pooling=pooling, dense="dense" in added)
         if "lsa" in added:
             spec, weights = read_encoder(folder)
             vectors = np.random.default_rng(5).standard_normal((spec.vocabulary, 6))

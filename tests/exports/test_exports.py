@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -16,21 +18,39 @@ from tokenizers import Tokenizer
 
 from pipelines.catalog import EXPORTS
 from pipelines.errors import InputError, PipelineError
-from pipelines.exports import stage
+from pipelines.exports import openvino, stage
 from pipelines.exports.base import cosines_of
 from pipelines.exports.folder import token_batch
 from pipelines.exports.onnx import DATA, INT8, WHOLE
 from pipelines.exports.stage import export_model
 from pipelines.exports.texts import SENTENCES, CheckTexts
-from pipelines.models.folder import read_encoder
+from pipelines.exports.texts import check_texts as stage_texts
+from pipelines.models.architecture import architecture_of
+from pipelines.models.folder import read_encoder, write_encoder
 from pipelines.models.identity import model_digest
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.tokens.start import default_start
 
-FIRST = ("bert+dense", "mpnet+lsa", "qwen3", "static")
-FURTHER = ("roberta", "distilbert", "electra", "modernbert", "llama", "gpt2", "gemma3_text+lsa")
-WITH_INT8 = "bert+dense"
+# Each export is traced by PyTorch for seconds: one model has all that can be behind its layers.
+WHOLLY = "mpnet+cls+dense+lsa"
+FIRST = (WHOLLY, "qwen3", "static")
+FURTHER = (
+    *("bert+dense", "mpnet+lsa", "roberta", "distilbert", "electra", "modernbert", "llama"),
+    *("gpt2", "gemma3_text+lsa"),
+)
+GIVEN = 32
 ROWS = (*TEXTS, "a", "the model 🙂 reads", "日本語")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Fewer texts of Python's documentation to compare; test_export_command.py has them all."""
+
+    def check_texts(config, length):
+        texts = stage_texts(config, length)
+        return replace(texts, given=texts.given[:GIVEN])
+
+    monkeypatch.setattr(stage, "check_texts", check_texts)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +61,12 @@ def made():
 
 @pytest.fixture(scope="module")
 def exported(made, model, tmp_path_factory):
-    """The ONNX export of a model, made once; that of `WITH_INT8` has both precisions."""
+    """The ONNX export of a model, made once; that of `WHOLLY` has both precisions."""
     home = tmp_path_factory.mktemp("exports")
 
     def get(name, settings):
         if name not in made:
-            more = {"int8": True, "least_int8": 0.5} if name == WITH_INT8 else {}
+            more = {"int8": True, "least_int8": 0.5} if name == WHOLLY else {}
             made[name] = export_model(settings, model(name), home / name, "onnx", **more)
         return home / name
 
@@ -100,8 +120,8 @@ def test_onnx_gives_the_vectors_of_the_model(name, model, exported, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert+dense", "mpnet+lsa"])
-def test_readers_of_weights_end_with_an_error(name, model, exported, settings):
+@pytest.mark.parametrize("name", [WHOLLY, "qwen3"])
+def test_readers_of_weights_end_with_an_error(name, exported, settings):
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModel
 
@@ -117,12 +137,12 @@ def test_readers_of_weights_end_with_an_error(name, model, exported, settings):
 
 @pytest.mark.slow
 def test_the_folder_tells_readers_what_they_ask(model, exported, settings):
-    folder = exported("mpnet+lsa", settings)
+    folder = exported(WHOLLY, settings)
     read = {
         path.relative_to(folder).as_posix(): json.loads(path.read_text())
         for path in folder.rglob("*.json")
     }
-    width = load_embedder(model("mpnet+lsa")).hidden
+    width = load_embedder(model(WHOLLY)).hidden
     assert read["config.json"]["hidden_size"] == width
     assert read["1_Pooling/config.json"]["word_embedding_dimension"] == width
     assert read["sentence_bert_config.json"]["max_seq_length"] == 24
@@ -132,7 +152,7 @@ def test_the_folder_tells_readers_what_they_ask(model, exported, settings):
     special = read["special_tokens_map.json"]
     assert {*special} <= {"bos_token", "eos_token", "unk_token", "pad_token"}
     record = read["export.json"]
-    assert record["model_digest"] == model_digest(model("mpnet+lsa"))
+    assert record["model_digest"] == model_digest(model(WHOLLY))
     assert record["files"][WHOLE]["least_cosine"] > 0.9999
     card = (folder / "README.md").read_text()
     assert record["model_digest"] in card
@@ -142,13 +162,16 @@ def test_the_folder_tells_readers_what_they_ask(model, exported, settings):
 
 
 @pytest.mark.slow
-def test_openvino_gives_the_vectors_of_the_model(model, settings, tmp_path):
-    made = export_model(settings, model("mpnet+lsa"), tmp_path / "out", "openvino")
+def test_openvino_gives_the_vectors_of_the_model(model, exported, settings, tmp_path, monkeypatch):
+    # The graph is that of ONNX, which takes seconds to trace.
+    graph = exported(WHOLLY, settings) / WHOLE
+    monkeypatch.setattr(openvino, "write_graph", lambda source, path: shutil.copy(graph, path))
+    made = export_model(settings, model(WHOLLY), tmp_path / "out", "openvino")
     (file,) = made.files
     embed = EXPORTS.load("openvino").open(tmp_path / "out", file)
-    np.testing.assert_allclose(embed(ROWS), load_embedder(model("mpnet+lsa"))(ROWS), atol=1e-4)
+    np.testing.assert_allclose(embed(ROWS), load_embedder(model(WHOLLY))(ROWS), atol=1e-4)
     with pytest.raises(InputError, match=r"^--int8: OpenVINO quantises by a library"):
-        export_model(settings, model("mpnet+lsa"), tmp_path / "out", "openvino", int8=True)
+        export_model(settings, model(WHOLLY), tmp_path / "out", "openvino", int8=True)
 
 
 @pytest.mark.slow
@@ -177,14 +200,14 @@ def test_model2vec_gives_the_vectors_of_the_model(name, model, settings, tmp_pat
 def test_model2vec_holds_static_encoders_alone(model, settings, tmp_path):
     pytest.importorskip("model2vec")
     with pytest.raises(InputError, match=r"^--to: model2vec holds static encoders alone"):
-        export_model(settings, model("bert+dense"), tmp_path / "out", "model2vec")
+        export_model(settings, model(WHOLLY), tmp_path / "out", "model2vec")
     assert [*tmp_path.glob("out*")] == []
 
 
 @pytest.mark.slow
 def test_int8_is_measured_and_refused_below_a_bound(exported, made, settings):
-    exported(WITH_INT8, settings)
-    files = made[WITH_INT8].files
+    exported(WHOLLY, settings)
+    files = made[WHOLLY].files
     whole, small = files[WHOLE], files[INT8]
     assert (whole["precision"], small["precision"]) == ("fp32", "int8")
     assert 0.5 < small["least_cosine"] < whole["least_cosine"]
@@ -220,31 +243,39 @@ from pipelines.settings.load import load
 
 stage.compare = lambda *unused: os.kill(os.getpid(), signal.SIGKILL)
 model, output = map(Path, sys.argv[1:])
-stage.export_model(load(None, []), model, output, "onnx")
+stage.export_model(load(None, []), model, output, "model2vec")
 """
 
 
 @pytest.mark.slow
 def test_a_killed_export_leaves_nothing_that_looks_whole(model, settings, tmp_path):
+    """Of the form that takes the fewest imports: all are put in place in one way."""
+    pytest.importorskip("model2vec")
     out = tmp_path / "exports" / "out"
     arguments = [sys.executable, "-c", KILLED, str(model("static")), str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(arguments, check=False, timeout=300, cwd=tmp_path, env=environment)
     assert ended.returncode == -signal.SIGKILL
     assert not out.exists()
-    export_model(settings, model("static"), out, "onnx")
+    export_model(settings, model("static"), out, "model2vec")
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.matrix)])
-def test_the_packaged_start_is_equal_at_every_length(step, settings, tmp_path, monkeypatch):
-    folder = tmp_path / "out"
+@pytest.mark.parametrize(
+    ("layers", "step"), [(1, 21), pytest.param(6, 1, marks=pytest.mark.matrix)]
+)
+def test_the_packaged_start_is_equal_at_every_length(layers, step, settings, tmp_path, monkeypatch):
+    start, folder = tmp_path / "start", tmp_path / "out"
+    spec, weights = read_encoder(default_start())
+    spec = replace(spec, layers=layers)
+    kept = architecture_of(spec).weight_shapes(spec)
+    write_encoder(start, spec, {name: weights[name] for name in kept}, default_start(), "")
     # Its own comparison is measured in the other tests, and takes longer than this one.
     few = CheckTexts(SENTENCES[:8], (), ("word " * 300,), "of the test")
     monkeypatch.setattr(stage, "check_texts", lambda config, length: few)
-    export_model(settings, default_start(), folder, "onnx")
-    embed = load_embedder(default_start())
+    export_model(settings, start, folder, "onnx")
+    embed = load_embedder(start)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     words = [
         word
@@ -271,4 +302,5 @@ def test_the_packaged_start_is_equal_at_every_length(step, settings, tmp_path, m
     others = [text for number, text in enumerate(texts) if number % 4]
     assert worst(3, others) >= 0.9999
     assert lengths == {count + 2 for count in counts}
-    assert worst(64, [texts[number % 8] for number in range(128)]) >= 0.9999
+    short = [text for text, count in zip(texts, counts, strict=True) if count <= 64]
+    assert worst(64, [short[number % len(short)] for number in range(64)]) >= 0.9999
