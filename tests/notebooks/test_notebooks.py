@@ -1,14 +1,17 @@
-"""The notebooks from start to end, each in a kernel and a Spark session of its own."""
+"""The notebooks from start to end, as papermill runs them and as a cluster on Databricks does."""
 
 from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from corpus_factory import only_retrieval, write_docstrings
+from jupyter_client import AsyncKernelManager
+from jupyter_client.utils import run_sync
 from local_cluster import BRIEF
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
@@ -29,20 +32,22 @@ from pyspark.sql import SparkSession
 now = SparkSession.builder.getOrCreate()
 assert now.sparkContext is SparkContext._active_spark_context
 assert now.sparkContext.applicationId == session_at_the_start == spark.sparkContext.applicationId
-spark.stop()
 """
+STOP_SESSION = "spark.stop()"
 # On Databricks `spark` and `dbutils` are there before the first cell; widgets keep what a job sets.
-AS_ON_DATABRICKS = """
-from types import SimpleNamespace
-
+CLUSTER = f"""
 from pipelines.spark.session import spark_session
 from pipelines.settings import Config
+
+spark = spark_session(Config(spark={BRIEF | {"master": "local[1]"}!r}), "own")
+"""
+WIDGETS = """
+from types import SimpleNamespace
 
 values = {values!r}
 dbutils = SimpleNamespace(
     widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__)
 )
-spark = spark_session(Config(spark={brief!r} | {{"master": "local[1]"}}), "own")
 """
 
 
@@ -68,16 +73,31 @@ def with_parameters(path: Path, parameters: dict[str, str]) -> nbformat.Notebook
 def with_widgets(path: Path, parameters: dict[str, str]) -> nbformat.NotebookNode:
     """The notebook as a job on Databricks would run it: a session is there, and widgets are set."""
     notebook = read(path)
-    already_there = AS_ON_DATABRICKS.format(values=parameters, brief=BRIEF) + REMEMBER_SESSION
+    already_there = WIDGETS.format(values=parameters) + REMEMBER_SESSION
     notebook.cells.insert(0, new_code_cell(already_there))
     return notebook
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Runs all cells; one that fails raises an error with its traceback."""
+@pytest.fixture
+def cluster() -> Iterator[AsyncKernelManager]:
+    """A kernel for several notebooks, which have one session, as those of a cluster have."""
+    manager = AsyncKernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        run_sync(manager.shutdown_kernel)()
+
+
+def execute(
+    notebook: nbformat.NotebookNode, folder: Path, cluster: AsyncKernelManager | None = None
+) -> nbformat.NotebookNode:
+    """Runs all cells, in a kernel of their own unless there is one; the first error is raised."""
     notebook.cells.append(new_code_cell(COMPARE_SESSIONS))
+    if cluster is None:
+        notebook.cells.append(new_code_cell(STOP_SESSION))
+    elif not cluster.has_kernel:
+        notebook.cells.insert(0, new_code_cell(CLUSTER))
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, startup_timeout=300, kernel_name="python3"
+        notebook, cluster, timeout=CELL_SECONDS, startup_timeout=300, kernel_name="python3"
     )
     return client.execute(cwd=str(folder))
 
@@ -118,13 +138,13 @@ def test_stored_notebooks_are_valid_and_hold_no_outputs(path):
     assert tagged == ["parameters"]
 
 
-def test_notebooks_run_one_after_the_other(tmp_path):
+def test_notebooks_run_one_after_the_other(tmp_path, cluster):
     text = tmp_path / "docstrings.jsonl"
     write_docstrings(text)
     own = {"folder": str(tmp_path)}
 
     corpus = {"inputs": str(text), "corpus_format": "jsonl", "pairs": "summary"}
-    prepared = execute(with_widgets(PREPARE, own | corpus), tmp_path)
+    prepared = execute(with_widgets(PREPARE, own | corpus), tmp_path, cluster)
     check_pictures(prepared, "funnel", "lanes")
     assert "<svg" in prepared.cells[place_of(prepared, "lengths")].outputs[0].data["text/html"]
     assert "training pairs" in text_of(prepared, "prepare")
@@ -145,7 +165,8 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     for engine in ("local", "torch"):
         assert (tmp_path / "runs" / engine / "model" / "model.safetensors").is_file()
 
-    found = execute(with_widgets(SEARCH, own | {"questions": "copy a tree"}), tmp_path)
+    questions = {"questions": "copy a tree"}
+    found = execute(with_widgets(SEARCH, own | questions), tmp_path, cluster)
     check_pictures(found, "map")
     assert "local[1]" in text_of(found, "session")
     assert "copy a tree" in text_of(found, "column")
