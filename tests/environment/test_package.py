@@ -30,6 +30,12 @@ UNCHECKED_HASH = 0b01
 # Four jobs, each of which check_package.py ends by itself.
 CHECK_SECONDS = 3000
 
+SEEN = """
+import ctypes, json, sqlite3, ssl, sys, yaml, rich
+modules = [module.__file__ for module in (ctypes, json, sqlite3, ssl, yaml, rich)]
+names = ("executable", "prefix", "version")
+print(json.dumps({"modules": modules} | {name: getattr(sys, name) for name in names}))
+"""
 JOB = """
 import json, sys
 from pathlib import Path
@@ -76,6 +82,24 @@ def machine(archive, tmp_path) -> Machine:
         pytest.skip(str(error))
 
 
+def test_the_archive_is_a_python_where_there_is_none(machine):
+    """Unpacked by the machine's own tar and started by a relative path, as by an executor."""
+    script = """
+set -e
+mkdir -p /tmp/task/environment && cd /tmp/task
+tar -xzf /dist/environment.tar.gz -C environment
+./environment/bin/python -c "$1"
+"""
+    done = ended(machine.command(["/bin/sh", "-c", script, "sh", SEEN]))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["version"] == sys.version
+    assert found["prefix"] == "/tmp/task/environment"
+    assert found["executable"] == f"{found['prefix']}/bin/python"
+    assert all(path.startswith(found["prefix"]) for path in found["modules"])
+
+
+@pytest.mark.matrix
 def test_a_job_runs_from_the_archive_where_there_is_no_python(machine, tmp_path):
     log = tmp_path / "job.log"
     arguments = ["--archives", "/dist/environment.tar.gz#environment", "--driver-memory", "512m"]

@@ -6,11 +6,13 @@ import ast
 import os
 import sys
 import tomllib
+import venv
 from pathlib import Path
 
 import packages
 import pytest
 import try_install
+from deadlines import ended
 from packaging.utils import canonicalize_name
 
 from pipelines.libraries import EXTRAS
@@ -39,7 +41,8 @@ SHORT = (
     *("training.max_steps=2", "training.workers=1", "tokens.max_length=32"),
     *("encoder.keep_layers=1", "lanes.granule=8"),
     *("evaluation.geometry=false", "evaluation.samples=0"),
-    *("spark.sql.shuffle.partitions=2", "spark.ui.enabled=false"),
+    # An executor of its own would start one more Java.
+    *("spark.master=local[1]", "spark.sql.shuffle.partitions=2", "spark.ui.enabled=false"),
     # As in conftest.py: compilation costs more than it gives.
     *("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
     f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}",
@@ -82,6 +85,42 @@ def test_the_extra_that_is_named_installs_the_library(module, extra):
     assert canonicalize_name(DISTRIBUTIONS.get(module, module)) in promised(extra)
 
 
+# What the example runs in the driver, on executors and in the process that trains.
+OF_THE_EXAMPLE = """
+import importlib.util, sys
+from pipelines.catalog import BACKENDS, COMMANDS, ENGINES, EVALUATIONS, LOSSES, STEPPERS
+from pipelines.spark import session
+from pipelines.tokens.start import default_start
+
+for name in ("run", "prepare", "train", "evaluate"):
+    COMMANDS.load(name)
+for registry in (ENGINES, STEPPERS, BACKENDS):
+    registry.load("torch")
+LOSSES.load("in_batch_negatives")
+EVALUATIONS.load("retrieval")
+assert default_start().is_dir()
+assert {"torch", "pyspark"} <= sys.modules.keys()
+assert importlib.util.find_spec("matplotlib") is None
+"""
+
+
+@pytest.mark.slow
+def test_an_install_of_one_extra_has_what_the_example_imports(tmp_path):
+    venv.create(tmp_path / "environment", symlinks=True)
+    site = next(tmp_path.glob("environment/lib/python*/site-packages"))
+    locked = packages.locked_versions(ROOT / "requirements.lock")
+    for one in packages.closure(promised(*try_install.INSTALLS["torch"]), locked):
+        # Whole packages: their modules are compiled already.
+        for name in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            if not name.endswith(".pth") and not (site / name).exists():
+                (site / name).symlink_to(one.locate_file(name))
+    (site / "pipelines").symlink_to(ROOT / "pipelines")
+    python = tmp_path / "environment" / "bin" / "python"
+    done = ended([python, "-c", OF_THE_EXAMPLE], env=try_install.variables(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_the_example_for_own_pairs_runs_in_an_install_of_one_extra(tmp_path):
     python = try_install.make("torch", tmp_path / "environment", linked=True)
