@@ -37,7 +37,7 @@ SHAPE = {
     "residual_dropout": 0.0,
     "embedding_dropout": 0.0,
 }
-TYPES = ("llama", "qwen2", "qwen3", "gemma3_text", "cohere", "eurobert", "gpt_neox")
+TYPES = ("gemma3_text", "cohere", "eurobert", "gpt_neox")
 """With and without biases, norms of heads, scaled words, layers side by side, later tokens, and one
 matrix for queries, keys and values."""
 

@@ -27,6 +27,12 @@ KEPT = [
     (SIDES | DEFAULT, "topic"),
     ({"query": "query: ", "passage": "passage: "}, None),
 ]
+# The prompts of the third are those of the first two.
+CASES = [
+    *((*kept, "static") for kept in KEPT),
+    *((*kept, "bert") for kept in KEPT[2:]),
+    *(pytest.param(*kept, "bert", marks=pytest.mark.matrix) for kept in KEPT[:2]),
+]
 TEXTS = ["a", "two dogs in the snow", "to be cut " * 600]
 
 
@@ -57,8 +63,7 @@ def least_cosine(found, expected) -> float:
     return float((found * expected).sum(axis=1).min())
 
 
-@pytest.mark.parametrize("kind", ["bert", "static"])
-@pytest.mark.parametrize(("prompts", "default"), KEPT)
+@pytest.mark.parametrize(("prompts", "default", "kind"), CASES)
 @pytest.mark.slow
 def test_a_trained_folder_embeds_as_the_library_does(
     with_prompts, tmp_path, sentences, prompts, default, kind
