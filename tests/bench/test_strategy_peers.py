@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss
 from pipelines.models.folder import start_encoder, write_encoder
-from pipelines.settings.load import parse
+from pipelines.runs.step_metrics import read_metrics_lines
+from pipelines.settings import Config
+from pipelines.settings.load import load, parse
 from pipelines_bench.peers.catalog import PEERS
 from pipelines_bench.peers.lines import StepLines
 from pipelines_bench.peers.pairs import PADDING, padded, random_pairs
@@ -132,24 +135,54 @@ def test_peers_have_the_loss_of_this_package(prepared):
     assert float(in_orca) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    [
-        ("sentence-transformers", 1),
-        *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in PEERS),
-    ],
-)
-def test_a_peer_trains(prepared, start, tmp_path, monkeypatch, name, workers):
-    strategy = all_strategies()[name]
+@pytest.fixture
+def asked(prepared, start, tmp_path, monkeypatch) -> Config:
+    """The settings of a short training that has to teach something."""
     tree = small_config(prepared, max_steps=STEPS, epochs=99).model_dump(mode="json")
     # Executors work in folders of their own, and have to find these all the same.
     monkeypatch.chdir(tmp_path)
     tree["prepared"]["folder"] = os.path.relpath(prepared)
     tree["encoder"], tree["tokens"]["vocabulary"] = {"start": os.path.relpath(start)}, "start"
-    # So few steps have to teach something.
     tree["training"] |= {"learning_rate": 3e-3, "schedule": "constant", "warmup": 0}
-    config = strategy.configured(parse(tree), workers)
+    return parse(tree)
+
+
+def assert_learnt(losses: list[float]) -> None:
+    assert len(losses) == STEPS
+    # The start knows nothing, so that its loss is near that of a guess.
+    assert losses[0] == pytest.approx(math.log(GRANULE), rel=0.5)
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+
+
+@pytest.mark.slow
+def test_a_peer_trains_by_the_settings_that_its_command_names(asked):
+    """In this process: one of its own would import the library for seconds."""
+    torch = pytest.importorskip("torch")
+    strategy = all_strategies()["sentence-transformers"]
+    config = strategy.configured(asked.changed("run", folder="run"), 1)
+    if why := strategy.missing(config):
+        pytest.skip(why)
+    python, *module, settings = strategy.command(config, Path("settings.yaml"))
+    assert [python, *module] == [sys.executable, "-m", "pipelines_bench.peers", strategy.name]
+    threads = torch.get_num_threads()
+    try:
+        PEERS[strategy.name].training()(load(settings, ()))
+    finally:
+        torch.set_num_threads(threads)
+    lines = [*read_metrics_lines(Path("run"))]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert_learnt([line["loss"] for line in lines])
+    assert all(line["tokens_per_second"] > line["examples_per_second"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "workers"), [("sentence-transformers", 1), *((name, 2) for name in PEERS)]
+)
+def test_a_peer_is_measured(asked, name, workers):
+    strategy = all_strategies()[name]
+    config = strategy.configured(asked, workers)
     if why := strategy.missing(config):
         pytest.skip(why)
     read = run_trial(
@@ -164,9 +197,6 @@ def test_a_peer_trains(prepared, start, tmp_path, monkeypatch, name, workers):
     assert [examples for examples, _, _ in read.curve] == [
         2 * GRANULE * step for step in range(1, STEPS + 1)
     ]
-    # The start knows nothing, so that its loss is near that of a guess.
-    assert read.curve[0][2] == pytest.approx(math.log(GRANULE), rel=0.5)
-    losses = [loss for _, _, loss in read.curve]
-    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+    assert_learnt([loss for _, _, loss in read.curve])
     assert read.examples_per_second > 0
     assert read.tokens_per_second > read.examples_per_second
