@@ -23,14 +23,17 @@ from pipelines.tokens.vocabulary import vocabulary_size
 
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory) -> Iterator[str]:
-    """The address of an `mlflow server` on an SQLite store."""
+    """The address of an `mlflow server` on an SQLite store.
+
+    Files are written to a folder: a model has hundreds, and none takes a request to the server.
+    """
     folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
                 *("--backend-store-uri", f"sqlite:///{folder}/store.db"),
-                *("--artifacts-destination", folder / "artifacts"),
+                *("--no-serve-artifacts", "--default-artifact-root", folder / "artifacts"),
                 *("--host", "127.0.0.1", "--port", str(port)),
             ],
             stdout=log,

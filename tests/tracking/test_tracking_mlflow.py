@@ -16,6 +16,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+from mlflow.entities import Run
 from mlflow.models import get_model_info
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 from relays import free_port, relay
@@ -93,37 +94,51 @@ def until(is_so, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, client, tmp_path):
-    folder = tmp_path / "captions"
+@pytest.fixture(scope="module")
+def captions(mlflow_server, tmp_path_factory, model_folder) -> tuple[Path, list[Run]]:
+    """A run that is begun, resumed without success, and evaluated; with what MLflow had of each."""
+    folder, found = tmp_path_factory.mktemp("runs") / "captions", []
     config = tracked(mlflow_server, mlflow_experiment="encoders")
+
+    def note() -> None:
+        found.append(mlflow.MlflowClient(tracking_uri=mlflow_server).get_run(run_id(folder)))
+
     with RunTracking(config, folder, 0) as tracking:
         for step in (10, 20, 30):
             tracking.log(step, {"training/loss": 1 / step})
-    run = client.get_run(run_id(folder))
+    note()
+    # A run goes on where it was begun, whatever the experiment is now.
+    more = {"mlflow_experiment": "others", "mlflow_registered_model": "encoder"}
+    config = tracked(mlflow_server, wait_seconds=200, **more)
+    longer = parse(config.model_dump() | {"training": {"max_steps": 60}})
+    with pytest.raises(RuntimeError), RunTracking(longer, folder, 20) as tracking:
+        tracking.log(40, {"training/loss": 1.0})
+        raise RuntimeError("no space left\non the device")
+    note()
+    (folder / "report.html").write_text("<p>a report</p>")
+    with RunTracking(longer, folder) as tracking:
+        tracking.log(60, {"after/dev/spearman": 80.0})
+        tracking.keep(folder / "report.html", folder / "not-there.json", model=model_folder)
+    note()
+    return folder, found
+
+
+def test_a_run_its_resumption_and_its_evaluation_are_one_run(captions, client):
+    folder, (run, resumed, evaluated) = captions
     assert run.info.run_name == "captions"
     assert client.get_experiment(run.info.experiment_id).name == "encoders"
     assert run.data.params["training.learning_rate"] == "5e-05"
     assert run.data.params["spark.executor.memory"] == "2g"
     assert "sesame" not in json.dumps(run.data.params)
 
-    # A run goes on where it was begun, whatever the experiment is now.
-    config = tracked(mlflow_server, mlflow_experiment="others")
-    longer = parse(config.model_dump() | {"training": {"max_steps": 60}})
-    with pytest.raises(RuntimeError), RunTracking(longer, folder, 20) as tracking:
-        tracking.log(40, {"training/loss": 1.0})
-        raise RuntimeError("no space left\non the device")
-    run = client.get_run(run.info.run_id)
-    assert run.info.status == "FAILED"
-    assert run.data.tags["problem"] == "RuntimeError: no space left"
-    assert run.data.params["training.max_steps"] == "null"
-    assert run.data.tags["resumed.training.max_steps"] == "60"
+    assert resumed.info.run_id == run.info.run_id
+    assert resumed.info.status == "FAILED"
+    assert resumed.data.tags["problem"] == "RuntimeError: no space left"
+    assert resumed.data.params["training.max_steps"] == "null"
+    assert resumed.data.tags["resumed.training.max_steps"] == "60"
 
-    (folder / "report.html").write_text("<p>a report</p>")
-    with RunTracking(longer, folder) as tracking:
-        tracking.log(60, {"after/dev/spearman": 80.0})
-        tracking.keep(folder / "report.html", folder / "not-there.json")
-    assert run_id(folder) == run.info.run_id
-    assert client.get_run(run.info.run_id).info.status == "FINISHED"
+    assert evaluated.info.run_id == run.info.run_id
+    assert evaluated.info.status == "FINISHED"
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
         "config.yaml",
         "report.html",
@@ -134,16 +149,12 @@ def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, clie
 
 
 def test_the_model_loads_where_this_package_is_not_there(
-    spark, mlflow_server, client, tmp_path, model_folder
+    spark, mlflow_server, client, captions, tmp_path, model_folder
 ):
     from sentence_transformers import SentenceTransformer
 
-    config = tracked(mlflow_server, mlflow_registered_model="encoder", wait_seconds=200)
-    with RunTracking(config, tmp_path, 0) as tracking:
-        tracking.log(7, {"training/loss": 1.0})
-        tracking.keep(model=model_folder)
     (version,) = client.search_model_versions("name='encoder'")
-    assert version.run_id == run_id(tmp_path)
+    assert version.run_id == run_id(captions[0])
 
     expected = SentenceTransformer(str(model_folder), device="cpu").encode(TEXTS)
     elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
