@@ -28,7 +28,7 @@ def cosines(left, right):
 
 
 @pytest.mark.parametrize(
-    "name", ["default_folder", pytest.param("small_folder", marks=pytest.mark.matrix)]
+    "name", ["small_folder", pytest.param("default_folder", marks=pytest.mark.matrix)]
 )
 @pytest.mark.slow
 def test_embeddings_are_those_of_sentence_transformers(name, request, sentences):

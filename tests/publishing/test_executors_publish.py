@@ -17,10 +17,11 @@ pytestmark = pytest.mark.slow
     "name",
     [
         "pgvector",
-        "qdrant",
-        "milvus",
         "opensearch",
-        pytest.param("elasticsearch", marks=pytest.mark.matrix),
+        *(
+            pytest.param(name, marks=pytest.mark.matrix)
+            for name in ("qdrant", "milvus", "elasticsearch")
+        ),
     ],
 )
 def test_executors_write_to_a_server(name, spark, tmp_path, monkeypatch):
