@@ -138,7 +138,14 @@ def test_stored_notebooks_are_valid_and_hold_no_outputs(path):
     assert tagged == ["parameters"]
 
 
-def test_notebooks_run_one_after_the_other(tmp_path, cluster):
+@pytest.mark.parametrize(
+    "engines",
+    [
+        pytest.param(("torch",), id="torch"),
+        pytest.param(("local", "torch"), id="local-torch", marks=pytest.mark.matrix),
+    ],
+)
+def test_notebooks_run_one_after_the_other(engines, tmp_path, cluster):
     text = tmp_path / "docstrings.jsonl"
     write_docstrings(text)
     own = {"folder": str(tmp_path)}
@@ -157,12 +164,13 @@ def test_notebooks_run_one_after_the_other(tmp_path, cluster):
     spark = BRIEF | {"executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
     brief = only_retrieval(config).model_copy(update={"spark": spark})
     (tmp_path / "config.yaml").write_text(dump(brief))
-    engines = {"engines": "local:torch, torch:torch", "workers": "1", "max_steps": "8"}
-    trained = execute(with_parameters(TRAIN, own | engines), tmp_path)
+    named = ", ".join(f"{engine}:torch" for engine in engines)
+    short = {"engines": named, "workers": "1", "max_steps": "8"}
+    trained = execute(with_parameters(TRAIN, own | short), tmp_path)
     check_pictures(trained, "losses")
     assert "local-cluster[1," in text_of(trained, "session")
     assert "nDCG@10" in text_of(trained, "evaluation")
-    for engine in ("local", "torch"):
+    for engine in engines:
         assert (tmp_path / "runs" / engine / "model" / "model.safetensors").is_file()
 
     questions = {"questions": "copy a tree"}
