@@ -26,6 +26,7 @@ from object_stores import (
 )
 from suite_order import CostRecorder, SharedOut, ordered
 from suite_progress import SuiteProgress
+from warm_python import warm_python, warm_workers
 
 import pipelines
 from pipelines.engines.bigdl.jars import class_paths
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
 __all__ = ["any_bucket", "azure_server", "google_server", "s3_bucket", "s3_server"]
+__all__ += ["warm_python", "warm_workers"]
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
@@ -72,13 +74,13 @@ MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
     *("corpus", "dags", "evaluation", "jobs", "lanes", "promotion", "spark", "tokens", "tracking"),
-    *("publishing", "questions", "scoring", "vectors", "test_golden.py", "test_ml.py"),
+    *("compare", "publishing", "questions", "scoring", "vectors", "test_golden.py", "test_ml.py"),
     *("test_duplicates_benchmark.py", "test_hybrid_benchmark.py", "test_prepare_benchmark.py"),
     *("test_quality_benchmark.py", "test_soak.py", "test_strategy_peers.py", "test_tokenise.py"),
     "test_train_benchmark.py",
 }
-# Of two workers, and no server beside them.
-OF_TWO_EXECUTORS = {"test_training_on_sources.py"}
+# Of two workers, and no server beside them: a test whose file has one executor otherwise.
+OF_TWO_EXECUTORS = {"test_two_workers_give_the_curve_of_one"}
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 LOGS = pytest.StashKey[FailureLogs]()
@@ -170,7 +172,7 @@ def executors_for(item: pytest.Item) -> int:
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         return MOST_EXECUTORS
-    parts = item.path.parts[len(TESTS.parts) :]
+    parts = (*item.path.parts[len(TESTS.parts) :], item.name)
     fewer = {2: OF_TWO_EXECUTORS, 1: OF_ONE_EXECUTOR}
     return next(
         (count for count, places in fewer.items() if not places.isdisjoint(parts)), EXECUTORS

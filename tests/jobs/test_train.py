@@ -17,11 +17,14 @@ from pipelines.models.folder import read_encoder
 from pipelines.models.identity import model_digest
 from pipelines.models.weights import TERMS, load_weights
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
-from pipelines.runs.job_records import forget_evaluations, read_evaluations
+from pipelines.runs.job_records import read_evaluations
 from pipelines.runs.model_choice import ask_to_end, is_to_end
 from pipelines.runs.opening import open_run_folder
 from pipelines.settings import Config
 from pipelines.settings.encoder import LoraSettings, LsaSettings
+
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 PAIRS = {
     "sentence1": ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"],
@@ -88,16 +91,8 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
         for name in load_weights(run / "adapter" / "adapter_model.safetensors")
     }
 
-    # Killed before the last checkpoint was measured, a run that goes on measures it.
-    found = json.loads((run / "best" / "best.json").read_text())
-    storage.write_json(run / "best" / "best.json", found | {"step": 6, "value": -1000.0})
-    forget_evaluations(run, 6)
-    pipelines.train(config.changed("training", resume=True))
-    assert {line["step"]: line["spearman"] for line in read_evaluations(run)} == measured
-    told = storage.read_json(run / "metrics.json")["model"]
-    assert (told["step"], told["value"]) == (12, measured[12])
-
     # It has ended early, unless the patience is greater.
+    found = json.loads((run / "best" / "best.json").read_text())
     storage.write_json(run / "best" / "best.json", found | {"step": 3, "value": 1000.0})
     ask_to_end(run)
     more = config.changed("training", resume=True, max_steps=15, patience=2)
