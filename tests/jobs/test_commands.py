@@ -13,7 +13,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpus_factory import small_config
+from corpus_factory import only_retrieval, small_config
 
 import pipelines
 from pipelines.catalog import FORMATS
@@ -25,6 +25,9 @@ from pipelines.jobs.prepare import check_prepared_folder
 from pipelines.models.identity import CARD_FILE, model_digest
 from pipelines.settings.load import dump
 
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +37,7 @@ def config_file(prepared, tmp_path) -> Path:
     """The small settings with the local engine, as a file."""
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=12)
     path = tmp_path / "small.yaml"
-    path.write_text(dump(config.changed("run", folder=str(tmp_path / "run"))))
+    path.write_text(dump(only_retrieval(config).changed("run", folder=str(tmp_path / "run"))))
     return path
 
 
@@ -201,16 +204,18 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     assert model_digest(run / "model") == model
 
 
-def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path):
+@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path, measured):
     from sentence_transformers import SentenceTransformer
 
     settings = ("encoder.kind=static", "encoder.hidden=64", "training.learning_rate=0.02")
-    static = overrides(*settings, "evaluation.geometry=false", "evaluation.samples=0")
+    static = overrides(*settings)
     assert main(["train", "--config", str(config_file), *static]) == 0
-    assert main(["evaluate", "--config", str(config_file), *static]) == 0
     run = tmp_path / "run"
-    figures = json.loads((run / "metrics.json").read_text())
-    assert figures["after"]["retrieval"] != figures["before"]["retrieval"]
+    if measured:
+        assert main(["evaluate", "--config", str(config_file), *static]) == 0
+        figures = json.loads((run / "metrics.json").read_text())
+        assert figures["after"]["retrieval"] != figures["before"]["retrieval"]
     assert "mean of its tokens' static embeddings of 64" in (run / "model/README.md").read_text()
     assert "random, static token embeddings of 64" in (run / "report.html").read_text()
     assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 64)
@@ -228,17 +233,22 @@ def write_few(path: Path) -> None:
     pq.write_table(pa.table({"sentence1": ["one text"], "sentence2": ["another text"]}), path)
 
 
+# What the corpus and the lanes refuse by themselves has tests of its own.
 @pytest.mark.parametrize(
     ("name", "write", "settings", "message"),
     [
         ("absent.parquet", None, ["corpus.format=parquet"], "corpus.inputs: "),
-        ("empty.jsonl", write_nothing, ["corpus.format=jsonl"], "corpus.inputs: "),
+        pytest.param(
+            *("empty.jsonl", write_nothing, ["corpus.format=jsonl"], "corpus.inputs: "),
+            marks=pytest.mark.matrix,
+        ),
         ("fake.parquet", write_no_parquet, ["corpus.format=parquet"], "corpus.inputs: "),
-        (
+        pytest.param(
             "few.parquet",
             write_few,
             ["corpus.format=parquet", "corpus.pairs=columns", "corpus.min_characters=3"],
             "lanes.granule: 1 examples do not fill a row",
+            marks=pytest.mark.matrix,
         ),
         ("absent.parquet", None, ["corpus.frmat=parquet"], "corpus.frmat: there is no such"),
     ],

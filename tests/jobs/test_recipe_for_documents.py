@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_runs import sentence
+from embedding_fixtures import small_model
 
 import pipelines
 from pipelines.files.prepared_folder import PreparedFolder
@@ -13,12 +14,20 @@ from pipelines.models.folder import read_encoder
 from pipelines.models.weights import TERMS
 from pipelines.settings.load import parse
 
+__all__ = ["small_model"]
+
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 DOCUMENTS = 90
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("titled", [True, False])
-def test_only_titles_teach_the_encoder_and_lexical_features_stand_beside_it(tmp_path, titled):
+# What keeps the start where there are no titles has tests of its own.
+@pytest.mark.parametrize("titled", [True, pytest.param(False, marks=pytest.mark.matrix)])
+def test_only_titles_teach_the_encoder_and_lexical_features_stand_beside_it(
+    small_model, tmp_path, titled
+):
     lines = [
         {"title": f"The matter of number {n}" if titled else "", "text": 3 * f"{sentence(n)} "}
         for n in range(DOCUMENTS)
@@ -31,7 +40,7 @@ def test_only_titles_teach_the_encoder_and_lexical_features_stand_beside_it(tmp_
             "corpus": {"format": "jsonl", "inputs": [str(inputs)], "max_repeated": 1},
             "tokens": {"max_length": 32},
             "lanes": {"count": 2, "granule": 8},
-            "encoder": {"keep_layers": 1, "lsa": {"dimensions": 16}},
+            "encoder": {"start": str(small_model), "lsa": {"dimensions": 16}},
             "training": {
                 "engine": "local",
                 "framework": "torch",

@@ -10,21 +10,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_runs import sentence
-from engine_cases import trained_here
+from engine_cases import task_here, trained_here
+from thread_pair import run_both
 
 import pipelines
+from pipelines.catalog import STEPPERS
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.training_plan import batch_plan
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import LaneReader
 from pipelines.models.folder import start_encoder
-from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.job_records import read_evaluations
-from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.training.steppers.base import lane_feed
+
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 PAIRS, SCORED, TRIPLETS, ALONE = 500, 240, 160, 300
 NAMES = ["questions", "similar", "hard", "alone"]
@@ -87,6 +92,7 @@ def settings(folder: Path, **training) -> Config:
                 "format": "parquet",
                 "pairs": "columns",
                 "evaluation_share": 0.1,
+                "near_duplicates": 0,
                 "sources": [one | {"weight": WEIGHTS[one["name"]]} for one in sources],
             },
             "prepared": {"folder": str(folder / "prepared")},
@@ -105,7 +111,8 @@ def settings(folder: Path, **training) -> Config:
                 "precision": "fp32",
                 "max_steps": 24,
                 "log_every": 4,
-                "checkpoint_every": 10,
+                # One is measured: that at the end is left to the evaluation.
+                "checkpoint_every": 16,
                 "keep_checkpoints": 9,
                 "restarts": 0,
                 "start_seconds": 300,
@@ -209,14 +216,8 @@ def test_each_source_has_its_prompts_and_its_rows(trained):
     for address, batch in LaneReader(trained.prepared.lanes.path, manifest):
         source = manifest.source_of(address.row)
         assert {of_example[one] for one in batch.column("id").to_pylist()} == {source}
-    task = WorkerTask(
-        run=run_of(trained, Path(trained.folder.parent / "sides"), 24),
-        rank=0,
-        workers=1,
-        monitor=("", 0),
-        token="",
-    )
-    for work in lane_feed(task):
+    run = run_of(trained, Path(trained.folder.parent / "sides"), 24)
+    for work in lane_feed(task_here(run)):
         assert all(len(granule.sides) == sides[work.source] for granule in work.granules)
         assert all((granule.scores is None) == (work.source != 1) for granule in work.granules)
 
@@ -243,8 +244,13 @@ def test_steps_follow_the_weights(trained):
     assert [one.per_epoch for one in by_size] == [one.steps for one in by_size]
 
 
-def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
-    losses, _ = trained_here(run_of(trained, tmp_path / "whole", 12))
+@pytest.fixture(scope="module")
+def losses(trained, tmp_path_factory) -> np.ndarray:
+    """Of twelve steps that one worker makes without a stop."""
+    return trained_here(run_of(trained, tmp_path_factory.mktemp("whole"), 12))[0]
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(trained, losses, tmp_path):
     first = run_of(trained, tmp_path / "parts", 12)
     begun, state = trained_here(first, 7)
     save_checkpoint(tmp_path / "parts", state, 9)
@@ -260,6 +266,20 @@ def test_frameworks_agree_on_every_objective(trained, tmp_path):
     np.testing.assert_allclose(*curves, rtol=2e-3)
 
 
+def test_two_workers_share_each_step_of_one(trained, losses, tmp_path):
+    run = run_of(trained, tmp_path, 12)
+
+    def worker(collectives):
+        task = task_here(run, collectives.rank, 2)
+        each = STEPPERS.load("torch")(task, load_checkpoint(tmp_path, 0), collectives)
+        return [each.step(work, run.learning_rate(work.index)) for work in lane_feed(task)]
+
+    (first, second), _ = run_both(worker)
+    assert first == second
+    np.testing.assert_allclose(first, losses, rtol=1e-4)
+
+
+@pytest.mark.matrix
 def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
     config = trained.config.changed("training", engine="torch", workers=2)
     # What is measured meanwhile changes no loss.
@@ -279,7 +299,7 @@ def test_spark_feeds_the_same_work(trained, tmp_path):
     from pipelines.engines.tensorflowonspark.nodes import PARTITION, spark_feed
 
     run = run_of(trained, tmp_path / "run", 12)
-    task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
+    task = task_here(run)
     reader = run.lane_reader()
     messages = [(PARTITION, 0, 0, b"")] + [
         (step.index, step.epoch, reader.number(address), reader.message(address).to_pybytes())
