@@ -26,7 +26,7 @@ from pipelines.settings import CorpusSettings
 SHARE = {"format": "parquet", "pairs": "columns", "evaluation_share": 0.3, "evaluation_pairs": 40}
 
 
-def test_only_similar_pairs_are_asked(spark, tmp_path):
+def test_only_similar_pairs_are_asked_and_no_more_is_searched_than_is_wanted(spark, tmp_path):
     path = write_parquet(
         tmp_path / "a.parquet",
         sentence1=[sentence(n) for n in range(60)],
@@ -34,12 +34,21 @@ def test_only_similar_pairs_are_asked(spark, tmp_path):
         score=[float(n % 2) for n in range(60)],
     )
     summary = prepared(
-        spark, tmp_path, path, pairs="columns", score_column="score", evaluation_share=0.5
+        spark,
+        tmp_path,
+        path,
+        pairs="columns",
+        score_column="score",
+        evaluation_share=0.5,
+        evaluation_documents=0,
     )
-    queries, _ = evaluation_of(summary)
+    queries, documents = evaluation_of(summary)
     asked = {int(re.search(r"number (\d+)", row["text"]).group(1)) for row in queries}
     assert asked and all(number % 2 for number in asked)
     assert dropped(summary)["held out, but not similar enough to ask for"] > 0
+    # No documents that are trained on are wanted.
+    assert not (summary.folder / "evaluation" / "distractors.parquet").exists()
+    assert summary.documents == len(documents)
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +98,12 @@ def test_so_many_documents_are_drawn_by_their_texts_alone(spark, held_out):
     assert whole < {row["text"] for row in draw_distractors(pairs, 1, 2 * wanted).collect()}
 
 
-def test_no_other_documents_are_searched_where_none_are_wanted(spark, held_out, tmp_path):
-    inputs, _ = held_out
-    summary = prepared(spark, tmp_path, inputs=inputs, **SHARE, evaluation_documents=0)
-    assert not (summary.folder / "evaluation" / "distractors.parquet").exists()
-    assert summary.documents == len(evaluation_of(summary)[1])
-
-
 def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
     inputs, first = held_out
     whole = tmp_path / "whole.parquet"
     pq.write_table(pa.concat_tables([pq.read_table(path) for path in reversed(inputs)]), whole)
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", str(int(before) + 2))
+    spark.conf.set("spark.sql.shuffle.partitions", str(int(before) - 1))
     try:
         second = prepared(spark, tmp_path, inputs=[str(whole)], **SHARE)
     finally:
@@ -150,6 +152,7 @@ def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, shar
     assert total >= min(wanted, small_enough)
 
 
+@pytest.mark.matrix
 def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path, shared_data):
     captions = pq.read_table(shared_data / "captions" / "multi30k-captions-en-val.parquet")
     pq.write_table(captions.slice(0, 2000), tmp_path / "captions.parquet")

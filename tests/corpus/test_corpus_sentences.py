@@ -47,9 +47,8 @@ def adjacent(spark, tmp_path_factory):
     return documents, prepared(spark, folder, **write_documents(documents), pairs="adjacent")
 
 
-def test_neighbours_of_one_document_are_paired(spark, tmp_path):
-    corpus = write_documents(tmp_path)
-    summary = prepared(spark, tmp_path, **corpus, pairs="adjacent", near_duplicates=0)
+def test_neighbours_of_one_document_are_paired(adjacent):
+    _, summary = adjacent
     found = sides_of(summary)
     # The fisherman's sentence stands twice: one of the two goes, and its neighbours part.
     assert len(found & set(pairwise(SENTENCES))) >= 2

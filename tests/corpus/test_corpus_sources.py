@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -241,14 +242,16 @@ def test_the_fingerprint_changes_with_the_files(tmp_path):
     assert first == input_fingerprint(settings) == json.loads(json.dumps(first))
     (tmp_path / "a.txt").write_text("texts")
     second = input_fingerprint(settings)
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    touched = input_fingerprint(settings)
     (tmp_path / "b.txt").write_text("more")
     third = input_fingerprint(settings)
     (tmp_path / "test.csv").write_text("one\nx\n")
     fourth = input_fingerprint(
         settings.model_copy(update={"exclude": (str(tmp_path / "test.csv"),)})
     )
-    told = [json.dumps(told) for told in (first, second, third, fourth)]
-    assert len(set(told)) == 4
+    told = [json.dumps(told) for told in (first, second, touched, third, fourth)]
+    assert len(set(told)) == 5
 
 
 def test_the_fingerprint_of_docstrings_and_tables(tmp_path):

@@ -45,6 +45,9 @@ EXPECTED = {
     ("A text of two lines.", "Its own line."),
 }
 
+# Near duplicates have tests of their own.
+UNCOMPARED = {"pairs": "single", "near_duplicates": 0}
+
 
 def write_columns(folder, kind):
     """The rows as files of a kind, for `csv` one with commas and one with tabs."""
@@ -99,7 +102,7 @@ def test_columns_of_every_format(spark, tmp_path, kind):
 def test_lines_of_text_files_alone(spark, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"The first line of it.\r\n\r\nThe second line.\n")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"The packed line.\nThe second line.\n"))
-    summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", pairs="single")
+    summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", **UNCOMPARED)
     assert {anchor for anchor, _ in sides_of(summary)} == {
         "The first line of it.",
         "The second line.",
@@ -108,13 +111,21 @@ def test_lines_of_text_files_alone(spark, tmp_path):
     assert dropped(summary) == {"empty text": 1, "duplicate": 1}
 
 
-def test_summaries_of_text_files(spark, tmp_path):
+def test_summaries_of_text_files_without_what_many_share(spark, tmp_path):
     (tmp_path / "a.md").write_text("# Title\n\nThe first sentence. The rest\nof it.\n\nMore text.")
     (tmp_path / "b.txt").write_text("Only a single sentence.")
     (tmp_path / "c.txt").write_text(" \n")
+    # A paragraph that follows many sentences says nothing of them.
+    for number in range(4):
+        text = f"{sentence(number)} See the page of the project."
+        (tmp_path / f"{number}.txt").write_text(text)
     summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", evaluation_share=0)
     assert sides_of(summary) == {("The first sentence.", "The rest of it.")}
-    assert dropped(summary) == {"nothing after the first sentence": 1, "empty text": 1}
+    assert dropped(summary) == {
+        "nothing after the first sentence": 1,
+        "empty text": 1,
+        "paragraph that follows many sentences": 4,
+    }
 
 
 def test_docstrings_of_a_folder_and_whole_packages_held_out(spark, tmp_path):
@@ -223,16 +234,6 @@ def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
     assert dropped(summary) == {"in corpus.exclude": 6, "too short": 1}
 
 
-def test_a_paragraph_that_follows_many_sentences_is_dropped(spark, tmp_path):
-    texts = [f"{sentence(n)} See the page of the project." for n in range(4)]
-    path = write_parquet(
-        tmp_path / "a.parquet", text=[*texts, "Another short text. It has its own end."]
-    )
-    summary = prepared(spark, tmp_path, inputs=[path], format="parquet", evaluation_share=0)
-    assert sides_of(summary) == {("Another short text.", "It has its own end.")}
-    assert dropped(summary) == {"paragraph that follows many sentences": 4}
-
-
 ODD = (
     [None, "", " \t\n", "\x00\x01", "a\x00b", "👍🏽" * 12, "Grüße", "e\u0301" * 20, "x" * 300]
     + [sentence(n) for n in range(4)]
@@ -251,12 +252,15 @@ def odd_rows(seed):
     ]
 
 
-# The matrix has those forms in which a row is one text, or a text and what stands before it.
+# In the other forms a row is one text, or a text and what stands before or after it.
+OF_THE_MATRIX = ("adjacent", "triplets", "summary", "title", "single")
+
+
 @pytest.mark.parametrize(
     "form",
     [
-        *("adjacent", "columns", "triplets", "group"),
-        *(pytest.param(form, marks=pytest.mark.matrix) for form in ("summary", "title", "single")),
+        *("columns", "group"),
+        *(pytest.param(form, marks=pytest.mark.matrix) for form in OF_THE_MATRIX),
     ],
 )
 def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form):
@@ -301,7 +305,7 @@ def test_schema_hashes_and_files_with_other_headers(spark, tmp_path):
     (tmp_path / "a.csv").write_text(f"text,other\n{sentence(1)},x\n")
     (tmp_path / "b.csv").write_text(f"other,text\nx,{sentence(2)}\n")
     summary = prepared(
-        spark, tmp_path, inputs=[str(tmp_path)], format="csv", pairs="single", evaluation_share=0.5
+        spark, tmp_path, inputs=[str(tmp_path)], format="csv", evaluation_share=0.5, **UNCOMPARED
     )
     assert {anchor for anchor, _ in sides_of(summary)} == {sentence(1), sentence(2)}
     table = pq.read_table(summary.folder / "pairs.parquet")

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from corpus_runs import pairs_of, prepared, sentence, write_parquet
+from corpus_runs import prepared, sentence, write_parquet
 
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, level_lines, losses
 from pipelines.corpus.statistics import (
@@ -140,8 +140,6 @@ def test_scores_outside_of_their_range_and_equal_ones(spark, tmp_path):
     with pytest.raises(InputError, match="all 60 training pairs have the same score") as raised:
         prepared(spark, tmp_path, **corpus, score_column="label")
     assert raised.value.key == "corpus.score_column"
-    summary = prepared(spark, tmp_path, **corpus, score_column="score", score_range=[0, 5])
-    assert len(pairs_of(summary)) == 60
 
 
 def test_each_source_has_scores_that_differ(spark, tmp_path):

@@ -159,10 +159,15 @@ def write_documents(folder, number):
     (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def training_of(summary):
+    """What a corpus says of its pairs for training."""
+    statistics = json.loads((summary.folder / "statistics.json").read_text())
+    return [pairs_of(summary), summary.funnel, statistics]
+
+
 def corpus_of(summary):
     """All that a corpus says, but for its times."""
-    statistics = json.loads((summary.folder / "statistics.json").read_text())
-    return [pairs_of(summary), evaluation_of(summary), summary.funnel, statistics]
+    return [*training_of(summary), evaluation_of(summary)]
 
 
 def asked_in(summary):
@@ -185,7 +190,9 @@ def generations_of(folder):
     return {one.number: len(one.sources) for one in found}
 
 
-def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypatch):
+# What is near a text of another file has tests of its own, and takes many jobs.
+@pytest.mark.parametrize("near", [0, pytest.param(0.95, marks=pytest.mark.matrix)])
+def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypatch, near):
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     corpus = {
@@ -193,7 +200,7 @@ def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypat
         "format": "jsonl",
         "group_column": "doc",
         "pairs": "adjacent",
-        "near_duplicates": 0.95,
+        "near_duplicates": near,
         "evaluation_share": 0.3,
         "evaluation_pairs": 9,
         "max_quarantined": 1,
@@ -225,14 +232,6 @@ def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypat
     stay = {pair for pair, number in numbers.items() if number < 160 and number % 40 >= 9}
     assert stay and stay <= asked_in(grown).keys()
     assert len(asked_in(grown)) == 9
-    before = corpus_of(grown)
-    # Generations that are merged are the same corpus.
-    write_documents(inputs, 2)
-    monkeypatch.setattr(cutting, "MOST_GENERATIONS", 1)
-    merged = prepared(spark, tmp_path, **corpus)
-    assert read[-1] == ["2.jsonl"]
-    assert sum(generations_of(tmp_path).values()) == 4
-    assert corpus_of(merged) == before
     held = "\n".join(
         str(pq.read_table(path)["anchor"].to_pylist())
         for path in (tmp_path / "prepared" / "units").glob("*/rows/*.parquet")
@@ -255,34 +254,32 @@ def test_parquet_files_are_kept_one_by_one(spark, tmp_path, monkeypatch):
         "pairs": "columns",
         "pair_columns": ["one", "two"],
         "evaluation_share": 0,
+        "max_quarantined": 1,
     }
     write("a b[1]+%20.parquet", range(40))
     (tmp_path / "in puts" / "broken.parquet").write_bytes(b"PAR1")
-    prepared(spark, tmp_path, **corpus, max_quarantined=1)
+    prepared(spark, tmp_path, **corpus)
     write("c.parquet", range(20, 60))
     read, read_files = [], cutting.read_files
     monkeypatch.setattr(
         cutting, "read_files", lambda *args: read.append(args[3]) or read_files(*args)
     )
-    grown = prepared(spark, tmp_path, **corpus, max_quarantined=1)
+    grown = prepared(spark, tmp_path, **corpus)
     assert [[file.name for file in files] for files in read] == [["c.parquet"]]
     assert {one for one, _ in sides_of(grown)} == {sentence(number) for number in range(60)}
     assert (grown.quarantined, dropped(grown)) == (1, {"repeated pair": 20})
     assert generations_of(tmp_path) == {1: 2, 2: 1}
-
-
-def test_units_that_are_not_wanted_are_removed(spark, tmp_path):
-    write_documents(tmp_path, 0)
-    corpus = {"inputs": [str(tmp_path / "0.jsonl")], "format": "jsonl", "pairs": "adjacent"}
-    config = {
-        "corpus": corpus | {"evaluation_share": 0, "near_duplicates": 0},
-        "prepared": {"folder": str(tmp_path / "p")},
-    }
-    prepare_corpus(spark, parse(config))
-    assert find_generations(tmp_path / "p" / "units")
-    config["prepared"]["keep_units"] = False
-    prepare_corpus(spark, parse(config))
-    assert not (tmp_path / "p" / "units").exists()
+    # Generations that are merged are the same corpus.
+    write("d.parquet", range(50, 90))
+    monkeypatch.setattr(cutting, "MOST_GENERATIONS", 1)
+    merged = training_of(prepared(spark, tmp_path, **corpus))
+    assert [file.name for file in read[-1]] == ["d.parquet"]
+    assert generations_of(tmp_path) == {1: 2, 4: 2}
+    # Units that are not wanted are removed, and all files are read.
+    unkept = {"folder": str(tmp_path / "prepared"), "keep_units": False}
+    found = prepare_corpus(spark, parse({"corpus": corpus, "prepared": unkept}))
+    assert training_of(found) == merged
+    assert not (tmp_path / "prepared" / "units").exists()
 
 
 def test_inputs_of_which_none_can_be_read_are_refused_whatever_is_kept(tmp_path):
