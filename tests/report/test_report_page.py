@@ -172,14 +172,11 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_few_steps_are_shown_as_they_are(logged) -> None:
-    def words_of(count: int) -> list[str]:
-        text = "".join((logged / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
-        storage.write_text(logged / "metrics.jsonl", text)
-        return page_of(logged).words
-
-    assert "smoothed" in words_of(12)
-    assert "smoothed" not in words_of(2)
+def test_few_steps_are_shown_as_they_are(logged, whole_page) -> None:
+    assert "smoothed" in read(whole_page).words
+    lines = (logged / "metrics.jsonl").read_text().splitlines(keepends=True)
+    storage.write_text(logged / "metrics.jsonl", "".join(lines[:2]))
+    assert "smoothed" not in page_of(logged).words
 
 
 @pytest.mark.parametrize(
@@ -435,18 +432,18 @@ def test_a_fault_that_no_record_has_is_not_laid_at_ones_door(run) -> None:
         drawn(broken)
 
 
-def test_the_contents_lead_to_each_section_that_there_is(run) -> None:
-    def sections() -> tuple[list[str], list[str]]:
-        text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+def test_the_contents_lead_to_each_section_that_there_is(run, whole_page) -> None:
+    def sections(page: Path) -> tuple[list[str], list[str]]:
+        text = page.read_text(encoding="utf-8")
         nav = text[text.index("<nav") : text.index("</nav>")]
         return re.findall(r'href="#(\w+)"', nav), re.findall(r'<section id="(\w+)"', text)
 
-    named, there = sections()
+    named, there = sections(whole_page)
     assert named == there
     assert len(named) == 9
     (run / "samples.json").unlink()
     (run / "metrics.jsonl").unlink()
-    named, there = sections()
+    named, there = sections(write_report(run, run.parent / "prepared"))
     assert named == there
     assert "map" not in named
 
