@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from module_graph import syntax_of
 from reference import DOCS
 
 from pipelines.errors import in_sentences
@@ -21,6 +22,9 @@ FILLED = "…"
 INPUT_ERRORS = ("InputError", "EngineUnavailable")
 # Their second argument tells what happened to a run; the last three make or report the first two.
 RUN_ERRORS = ("EngineError", "WorkerLostError", "_lost", "_error", "report_lost")
+NOT_OF_A_KEY = ("PipelineError", "SupersededError", "one_line")
+OF_ANY_KEY = ("NotLocalError", "refusal")
+SAYING = {*INPUT_ERRORS, *RUN_ERRORS, *NOT_OF_A_KEY, *OF_ANY_KEY, "ConfRule"}
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,20 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     if not isinstance(node, ast.Call):
         return None
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    if name not in SAYING:
+        return None
     given = [text_of(part, known) for part in node.args]
     if name == "ConfRule":
         rule = {part.arg: text_of(part.value, known) for part in node.keywords}
         return Said(
             rule["key"], in_sentences(f"engine {FILLED} {rule['why']}", f"Set {rule['value']}")
         )
-    if name in ("NotLocalError", "refusal"):
+    if name in OF_ANY_KEY:
         # Of whichever setting it is.
         name, given = "InputError", [FILLED, *given]
     if name in INPUT_ERRORS and len(given) == 3:
         return Said(given[0], in_sentences(given[1], given[2]))
-    if name in ("PipelineError", "SupersededError", "one_line") and len(given) == 1:
+    if name in NOT_OF_A_KEY and len(given) == 1:
         return Said("", given[0])
     return Said("", given[1]) if name in RUN_ERRORS and len(given) == 2 else None
 
@@ -87,12 +93,14 @@ def everything_said() -> Iterator[Said]:
     for one in said_of_limits():
         yield replace(one, text=one.text.replace("`", ""))
     for path in sorted(SOURCE.rglob("*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
+        module = syntax_of(path)
         shared = assigned(module.body)
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-        for scope in [*functions, *module.body]:
-            known = shared | assigned(ast.walk(scope))
-            for node in ast.walk(scope):
+        others = [node for node in module.body if not isinstance(node, ast.FunctionDef)]
+        for scope in [*functions, *others]:
+            nodes = [*ast.walk(scope)]
+            known = shared | assigned(nodes)
+            for node in nodes:
                 said = said_by(node, known)
                 if said is not None:
                     yield replace(said, text=said.text.replace("`", ""))
@@ -106,8 +114,7 @@ def said() -> set[Said]:
 @pytest.fixture(scope="module")
 def constants() -> set[str]:
     """All strings in the code, of which a key that is handed to a function is one."""
-    modules = (ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py"))
-    nodes = (node for module in modules for node in ast.walk(module))
+    nodes = (node for path in SOURCE.rglob("*.py") for node in ast.walk(syntax_of(path)))
     return {node.value for node in nodes if isinstance(node, ast.Constant)}
 
 
