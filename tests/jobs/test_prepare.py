@@ -15,6 +15,7 @@ from corpus_factory import small_config, write_docstrings
 from embedding_fixtures import small_model
 
 import pipelines
+from pipelines.jobs.prepare import STAGES
 from pipelines.settings.load import dump
 
 __all__ = ["small_model"]
@@ -54,23 +55,33 @@ def config(prepared, folder):
     return small_config(prepared).changed("prepared", folder=str(folder))
 
 
-@pytest.fixture
-def touched(prepared):
-    """Gives the texts another time of change, as if they were written again, until the end."""
-    texts = prepared.parent / "docstrings.jsonl"
-    before = texts.stat().st_mtime_ns
-    yield lambda: os.utime(texts, ns=(1, 1))
-    os.utime(texts, ns=(before, before))
+def inputs_of(config):
+    """What the stages are made from beside those before them."""
+    return {stage.name: stage.inputs(config) for stage in STAGES if stage.is_asked(config)}
 
 
-def test_only_what_changed_is_run_again(folder, config, touched, small_model, caplog):
+@pytest.mark.parametrize(
+    ("section", "settings", "stage"),
+    [
+        ("corpus", {"min_characters": 20}, "corpus"),
+        ("tokens", {"max_length": 24}, "tokens"),
+        ("lanes", {"seed": 5}, "lanes"),
+        ("training", {"granules_per_step": 1}, "lanes"),
+        ("training", {"seed": 5}, None),
+    ],
+)
+def test_a_setting_counts_for_the_stage_that_reads_it(tmp_path, section, settings, stage):
+    config = small_config(tmp_path / "prepared")
+    (tmp_path / "docstrings.jsonl").write_text('{"text": "A text."}')
+    known, changed = inputs_of(config), inputs_of(config.changed(section, **settings))
+    assert [name for name in known if known[name] != changed[name]] == [stage] * bool(stage)
+
+
+def test_only_what_changed_is_run_again(folder, config, small_model, caplog):
     manifest = pipelines.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
     before = digests(folder / "lanes")
     tokens = digests(folder / "tokens")
-    pipelines.prepare(config.changed("lanes", seed=5))
-    assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
-    assert digests(folder / "lanes") != before
     taught = config.changed("teacher", model=str(small_model))
     assert "teacher.model" not in caplog.text
     assert pipelines.prepare(taught).teacher.width == 32
@@ -80,12 +91,8 @@ def test_only_what_changed_is_run_again(folder, config, touched, small_model, ca
     # What the teacher is asked does not depend on the tokens.
     pipelines.prepare(taught.changed("tokens", max_length=24))
     assert stages(folder) == {"corpus": True, "tokens": False, "teacher": True, "lanes": False}
-    touched()
-    assert pipelines.prepare(config) == manifest
-    assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
-    assert digests(folder / "lanes") == before
-    assert digests(folder / "tokens") == tokens
-    pipelines.prepare(config.changed("prepared", reuse=False))
+    assert digests(folder / "lanes") != before
+    assert pipelines.prepare(config.changed("prepared", reuse=False)) == manifest
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
     assert digests(folder / "tokens") == tokens

@@ -17,6 +17,9 @@ from pipelines.models.rerankers.torch import CrossEncoder
 from pipelines.settings import Config
 from pipelines.settings.objective import objective
 
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PAIRS = [
     ("Open a file", "Return a file object that reads the file of that name"),
     ("Open a file", "A counter of the words"),

@@ -11,6 +11,9 @@ from pipelines.cli import main
 from pipelines.files import storage
 from pipelines.settings.load import dump
 
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 NDCG = "retrieval.ndcg@10"
 
 

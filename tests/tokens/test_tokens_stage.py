@@ -326,7 +326,11 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("model", ["wordpiece", "bpe", "unigram"])
+# Each kind of vocabulary has tests of its own, without the stage.
+@pytest.mark.parametrize(
+    "model",
+    ["wordpiece", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("bpe", "unigram"))],
+)
 def test_a_trained_vocabulary_covers_the_words_and_comes_again(spark, config, tmp_path, model):
     transformers = pytest.importorskip("transformers")
     write_corpus(tmp_path, REAL, REAL[::-1])
