@@ -10,12 +10,17 @@ import pytest
 from golden_artifacts import GOLDEN, golden_config, surface, unpack
 
 import pipelines
+from pipelines.corpus.unit_rows import hash_of
 from pipelines.errors import NothingNew
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.jobs.delete import delete
 from pipelines.jobs.roll_back import roll_back
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings.base import RENAMED
+from pipelines.vectors.row_deletion import DeletedRows, delete_from_table
+
+# How the engine starts a worker has tests of its own.
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 QUERY = "Read a table of texts."
 # Of sums that another processor makes in another order.
@@ -63,17 +68,23 @@ def test_a_run_is_measured_as_it_was(spark, golden):
     assert (golden / "run" / "report.html").is_file()
 
 
-def test_preparing_again_gives_the_same_lanes_and_deleting_others(spark, golden):
+def test_preparing_again_gives_the_same_lanes(spark, golden):
     config = golden_config(golden)
     before = LaneManifest.load(PreparedFolder.of(config).lanes.path)
     again = pipelines.prepare(config)
     assert (again.digest, again.examples) == (before.digest, before.examples)
+
+
+# What is prepared again after a deletion is not of then; of the table of vectors there is a test.
+@pytest.mark.matrix
+def test_rows_of_keys_are_deleted(spark, golden):
+    config = golden_config(golden)
     deleted = delete(config, ["d000", "d001"])
     assert (deleted.rows, deleted.vectors, deleted.unmatched) == (2, 2, ())
     assert {"d000", "d001"}.isdisjoint(keys_of(golden / "vectors"))
 
 
-def test_vectors_are_searched_and_kept_by_key(spark, golden):
+def test_vectors_are_searched_kept_and_deleted_by_key(spark, golden):
     config = golden_config(golden)
     nearest = ["d123", "d097", "d084"]
     for indexed in (False, True):
@@ -87,6 +98,9 @@ def test_vectors_are_searched_and_kept_by_key(spark, golden):
         *(f"d{number:03}" for number in range(160)),
         "new",
     ]
+    deleted = DeletedRows("id", tuple(sorted(map(hash_of, ("d000", "new")))))
+    assert delete_from_table(spark, config, deleted) == 2
+    assert sorted(keys_of(golden / "vectors")) == [f"d{number:03}" for number in range(1, 160)]
 
 
 def test_negatives_that_were_mined_are_not_mined_again(spark, golden):
@@ -102,6 +116,9 @@ def test_the_model_in_service_is_compared_replaced_and_put_back(spark, golden):
     other = {
         "run.folder": golden / "other",
         "training.seed": 2,
+        # Only what is compared.
+        "evaluation.geometry": "false",
+        "evaluation.samples": 0,
         "promotion.tolerance": "{retrieval.ndcg@10: 100}",
     }
     config = golden_config(golden, other)
