@@ -56,6 +56,7 @@ def environment(tmp_path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
+@pytest.mark.matrix
 def test_an_engine_a_loss_and_a_format_train(environment, tmp_path):
     rows = [f"left=A dog runs {n} times.;right=It runs {n}.;score={n % 2}" for n in range(64)]
     (tmp_path / "pairs.kv").write_text("\n".join(rows) + "\n")
@@ -89,12 +90,39 @@ def test_an_engine_a_loss_and_a_format_train(environment, tmp_path):
     assert (tmp_path / "run" / "model" / "modules.json").is_file()
 
 
+# Settings go to executors as bytes, which another process reads.
+CHOICES = """
+import pickle, sys
+from pipelines.catalog import ENGINES, FORMATS, LOSSES
+from pipelines.cli import main
+from pipelines.engines.base import load_engine
+from pipelines.settings.load import parse
+
+if sys.argv[1] == "choose":
+    columns = {"pairs": "columns", "score_column": "score"}
+    settings = {
+        "corpus": {"inputs": ["a.kv"], "format": "key_values", **columns},
+        "objective": {"name": "toy", "power": 2.0},
+        "training": {"engine": "toy", "framework": "torch"},
+    }
+    sys.stdout.buffer.write(pickle.dumps(parse(settings)))
+else:
+    config = pickle.load(sys.stdin.buffer)
+    print(config.objective.power, LOSSES.load(config.objective.name).name)
+    print(load_engine(config.training.engine).name, FORMATS.load(config.corpus.format).columns)
+    print(*LOSSES, *FORMATS)
+    main(["engines"])
+"""
+
+
 def test_they_are_among_the_choices(environment):
-    command = [sys.executable, "-m", "pipelines.cli", "engines"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "torch" in told.stdout.partition("toy ")[2]
-    code = "from pipelines.catalog import ENGINES, FORMATS, LOSSES; print(*LOSSES, *FORMATS)"
-    told = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert {"toy", "key_values", "in_batch_negatives", "csv"} <= {*told.stdout.split()}
+    def say(doing: str, given: bytes = b"") -> bytes:
+        command = [sys.executable, "-c", CHOICES, doing]
+        return subprocess.run(
+            command, env=environment, input=given, capture_output=True, check=True
+        ).stdout
+
+    chosen, loaded, names, *overview = say("show", say("choose")).decode().splitlines()
+    assert (chosen, loaded) == ("2.0 toy", "toy True")
+    assert {"toy", "key_values", "in_batch_negatives", "csv"} <= {*names.split()}
+    assert "torch" in "\n".join(overview).partition("toy ")[2]
