@@ -214,11 +214,7 @@ def engine_case(request, monkeypatch) -> EngineCase:
 
 
 @pytest.fixture(
-    params=[
-        param
-        for param in in_matrix(unless=lambda one: one.faults and one.killed)
-        if param.values[0].watched
-    ]
+    params=[param for param in in_matrix(unless=lambda one: one.killed) if param.values[0].watched]
 )
 def killable(request, monkeypatch) -> EngineCase:
     """Every engine in turn whose workers are processes of ours; Spark's have tests of their own."""

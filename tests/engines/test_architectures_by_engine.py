@@ -16,26 +16,27 @@ from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.matrix
+
 STEPS = 8
-MATRIX = pytest.mark.matrix
 TORCH = {"framework": "torch"}
 SHARDED = {**TORCH, "sharding": "parameters"}
 RUNS = [
     ("torch", "xlm-roberta", SHARDED),
-    *(pytest.param("torch", name, {"dropout": 0.1}, marks=MATRIX) for name in FAMILIES),
-    pytest.param("torch", "mpnet", SHARDED, marks=MATRIX),
-    pytest.param("torch", "roberta", SHARDED, marks=MATRIX),
-    pytest.param("torch", "modernbert", SHARDED, marks=MATRIX),
-    pytest.param("torch", "qwen3", {"activation_checkpointing": True}, marks=MATRIX),
+    *(("torch", name, {"dropout": 0.1}) for name in FAMILIES),
+    ("torch", "mpnet", SHARDED),
+    ("torch", "roberta", SHARDED),
+    ("torch", "modernbert", SHARDED),
+    ("torch", "qwen3", {"activation_checkpointing": True}),
     # At the rate of the others each step of so small a decoder triples what rounding made.
-    pytest.param("torch", "qwen3", {"model_parallel": 2, "learning_rate": 1e-4}, marks=MATRIX),
-    pytest.param("torch", "qwen3", {"model_parallel": 2, **SHARDED}, marks=MATRIX),
-    pytest.param("deepspeed", "electra", SHARDED, marks=MATRIX),
-    pytest.param("horovod", "qwen3", {"feed": "memory"}, marks=MATRIX),
-    pytest.param("tensorflowonspark", "electra", {"framework": "tensorflow"}, marks=MATRIX),
-    pytest.param("tensorflowonspark", "distilbert", {"framework": "tensorflow"}, marks=MATRIX),
-    pytest.param("bigdl", "electra", {"framework": "bigdl", "dropout": 0.0}, marks=MATRIX),
-    pytest.param("bigdl", "distilbert", {"framework": "bigdl", "dropout": 0.0}, marks=MATRIX),
+    ("torch", "qwen3", {"model_parallel": 2, "learning_rate": 1e-4}),
+    ("torch", "qwen3", {"model_parallel": 2, **SHARDED}),
+    ("deepspeed", "electra", SHARDED),
+    ("horovod", "qwen3", {"feed": "memory"}),
+    ("tensorflowonspark", "electra", {"framework": "tensorflow"}),
+    ("tensorflowonspark", "distilbert", {"framework": "tensorflow"}),
+    ("bigdl", "electra", {"framework": "bigdl", "dropout": 0.0}),
+    ("bigdl", "distilbert", {"framework": "bigdl", "dropout": 0.0}),
 ]
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from engine_cases import ENGINE_CASES, LAST_STEPS, course_in_rounds, resumed, trained_here
 from lanes_factory import damage_lane
+from unauthenticated import tells_nothing, visit
 
 from pipelines.catalog import ENGINES
 from pipelines.engines.base import load_engine
@@ -307,14 +308,27 @@ def test_a_last_step_that_leaves_no_numbers_is_not_kept(each_launch, make_run, s
     assert checkpoint_steps(run.run_folder) == [0]
 
 
-def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitors):
-    run = make_run(ENDLESS, stall_seconds=STALL_SECONDS, **killable.training)
+def test_strangers_change_nothing_and_a_worker_that_is_killed_ends_the_run(
+    killable, make_run, spark, monitors, course
+):
+    """Gradients that are never old have asynchronous runs be alike as well."""
+    settings = {"stall_seconds": STALL_SECONDS, **FROM_THE_FIRST, **killable.training}
+    if not killable.repeats:
+        settings["max_staleness"] = 0
+    run = make_run(ENDLESS, **settings)
     before, ports, killed = started(), listening(), []
+    losses, visited, told = [], set(), []
 
     def kill_once(line):
-        if line["step"] >= 3 and not killed:
+        losses.append(line["loss"])
+        if len(losses) == 3 and killable.doors:
+            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
+            visited.update(address for address in there if address.port not in ports)
+            told.extend(visit(visited))
+        if len(losses) >= (STEPS if killable.doors else 3) and not killed:
             workers = monitors[-1]._shared.workers
-            rank = max(rank for rank in workers if rank < run.config.training.workers)
+            # The last of them is a parameter server, where there is one.
+            rank = max(workers)
             there = workers[rank].connection.getpeername()[1]
             # The field of the file descriptor holds the process.
             process = next(c.fd for c in connections() if c.laddr.port == there)
@@ -331,3 +345,13 @@ def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitor
     wait_until_gone(before, ports)
     assert time.monotonic() - began < PROMPT_SECONDS
     assert spark.range(3).count() == 3, "the session lives on"
+    assert len(visited) == killable.doors
+    if killable.doors:
+        assert {address.ip for address in visited} == {"127.0.0.1"}
+        assert told
+        assert all(map(tells_nothing, told)), told
+        alone = {"workers": 1, "framework": reference_framework(killable), **FROM_THE_FIRST}
+        if killable.name == "test":
+            alone |= killable.training
+        expected = course(STEPS, **alone).losses
+        np.testing.assert_allclose(losses[:STEPS], expected, rtol=1e-3)

@@ -18,7 +18,12 @@ from elephas.utils.serialization import model_to_dict
 from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.servers import MAX_HEAD_BYTES
-from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory, encoder_model
+from pipelines.engines.elephas.spark_model import (
+    MODES,
+    ClientServerFactory,
+    GranuleModel,
+    encoder_model,
+)
 from pipelines.errors import PipelineError
 from pipelines.lanes.plan import BatchPlan
 from pipelines.models.bert.spec import BertSpec
@@ -388,6 +393,34 @@ def test_the_keras_model_is_the_encoder():
     expected = tf.function(forward)(SPEC, START.weights, token_ids, lengths)
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
     assert [v.shape for v in model.get_weights()] == list(weight_shapes(SPEC).values())
+
+
+class OneUpdate:
+    """In place of Spark's job: the only worker makes an update, and ends."""
+
+    def __init__(self, client, task: WorkerTask) -> None:
+        self._way = ServedParameters(client.connection, task)
+
+    def mapPartitions(self, train):  # noqa: N802 - named by Spark
+        return self
+
+    def collect(self) -> None:
+        self._way.push(0, gradients(3), 1e-2)
+
+
+@pytest.mark.parametrize("mode", ["async", "hogwild"])
+def test_the_master_network_holds_the_result(mode):
+    task = WorkerTask(run=make_run(mode), rank=0, workers=1, monitor=("", 0), token=TOKEN)
+    model = GranuleModel(task, START, host="127.0.0.1", bind="127.0.0.1", identity=None)
+    try:
+        model.fit(OneUpdate(model.client, task))
+    finally:
+        model.close()
+    expected = AdamW(START.weights, {}, 0.01)
+    expected.update(gradients(3), 1e-2, 1)
+    network = model.master_network
+    found = dict(zip(weight_shapes(SPEC), network.get_weights(), strict=True))
+    assert_equal(found, expected.weights, rtol=1e-6)
 
 
 def test_a_synchronous_run_knows_no_other_requests():

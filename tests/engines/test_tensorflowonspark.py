@@ -11,6 +11,7 @@ import psutil
 import pytest
 from engine_cases import losses_here, resumed, stepper_here, trained_here
 from losing_workers import process_of
+from rings import in_ring
 from test_contract import (
     ENDLESS,
     FROM_THE_FIRST,
@@ -109,6 +110,25 @@ def test_a_run_goes_on_from_a_checkpoint_in_either_mode(spark, make_run):
     np.testing.assert_allclose(rest.losses, whole.losses[5:], rtol=1e-3)
 
 
+@pytest.mark.slow
+def test_a_ring_brings_tensors_what_it_brings_arrays():
+    tf = pytest.importorskip("tensorflow")
+    from pipelines.engines.tensorflowonspark.nodes import TensorRing
+
+    def act(ring):
+        tensors = TensorRing(ring)
+        part = tf.fill([1, 3], float(ring.rank))
+        mean = tf.function(lambda: tensors.all_reduce_mean([part, part[0, 0] + 1]))()
+        return *mean, tensors.all_gather(part), tensors.reduce_scatter(tf.ones([2, 3]))
+
+    for found in in_ring(2, act):
+        assert all(map(tf.is_tensor, found))
+        means, scalar, gathered, scattered = (one.numpy().tolist() for one in found)
+        assert (means, scalar) == ([[0.5] * 3], 1.5)
+        assert gathered == [[0.0] * 3, [1.0] * 3]
+        assert scattered == [[2.0] * 3]
+
+
 class Strangers:
     """Visit all that a run listens at once it has made a few steps, and later kill a process of it.
 
@@ -168,13 +188,9 @@ def begun(run):
     return resumed(run, BEGUN_STEPS)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("workers", "servers", "feed"),
-    [
-        (1, 2, "spark"),
-        pytest.param(2, 1, "lanes", marks=pytest.mark.matrix),
-        pytest.param(2, 1, "spark", marks=pytest.mark.matrix),
-    ],
+    ("workers", "servers", "feed"), [(1, 2, "spark"), (2, 1, "lanes"), (2, 1, "spark")]
 )
 def test_strangers_change_nothing_and_a_process_that_is_killed_ends_the_run(
     spark, make_run, monitors, triplets, workers, servers, feed

@@ -26,6 +26,7 @@ def curve(spark, run, name):
     )
 
 
+@pytest.mark.matrix
 def test_two_workers_of_bigdl_give_the_curve_of_one_process(spark, make_run, triplets):
     """The same fed by Spark is in `test_tensorflowonspark.py`."""
     expected, _ = trained_here(make_run(6, "alone", triplets, workers=1, framework="torch"))
@@ -57,6 +58,7 @@ def test_a_worker_gets_the_sides_that_its_objective_embeds(make_run, triplets, n
     assert [list(granule.sides) for granule in granules] == [sides] * 3
 
 
+@pytest.mark.matrix
 def test_triplets_train_a_model(triplets, tmp_path):
     config = small_config(
         triplets, engine="local", framework="torch", workers=1, epochs=4, max_steps=60

@@ -49,8 +49,9 @@ class EngineCase:
         equivalent: Whether its curve is that of one process.
         in_rounds: Whether its curve is that of workers whose states are averaged after each round.
         harder: What its training is tried with beside, for its curve.
-        killed: Whether the death of a worker is tried outside of the matrix too: the engine's own
-            tests do so if not.
+        killed: Whether the death of a worker is tried outside of the matrix too.
+        doors: How many addresses its runs listen at, where strangers come before a worker dies; 0
+            if some are a library's own, which answers them.
         after_evaluation: Whether its workers are started after an evaluation in the same session
             outside of the matrix too.
         launch: How its workers are started.
@@ -69,7 +70,8 @@ class EngineCase:
     equivalent: bool = True
     in_rounds: bool = False
     harder: dict = field(default_factory=dict)
-    killed: bool = True
+    killed: bool = False
+    doors: int = 0
     after_evaluation: bool = False
     launch: str = ""
     loop: str = "steps"
@@ -104,7 +106,8 @@ def engine_case(
     equivalent: bool = True,
     in_rounds: bool = False,
     harder: dict | None = None,
-    killed: bool = True,
+    killed: bool = False,
+    doors: int = 0,
     after_evaluation: bool = False,
     launch: str = "",
     loop: str = "steps",
@@ -128,6 +131,7 @@ def engine_case(
         in_rounds=in_rounds,
         harder=harder or {},
         killed=killed,
+        doors=doors,
         after_evaluation=after_evaluation,
         launch=launch or engine,
         loop=loop,
@@ -154,21 +158,28 @@ OF_WHOLE_STEPS = {
 VARIANTS = {
     "local": [
         engine_case("local", faults=False),
-        engine_case("local-torch", framework="torch", trains=False),
+        engine_case("local-torch", framework="torch", trains=False, killed=True),
     ],
     "tensorflowonspark": [
-        engine_case("tensorflowonspark-lanes", killed=False, after_evaluation=True),
+        engine_case("tensorflowonspark-lanes", faults=False, after_evaluation=True),
         engine_case("tensorflowonspark-spark", feed="spark", trains=False, faults=False),
         engine_case(
-            "tensorflowonspark-async", mode="async", repeats=False, faults=False, loop="served"
+            "tensorflowonspark-async",
+            mode="async",
+            repeats=False,
+            trains=False,
+            faults=False,
+            loop="served",
         ),
+        # Strangers come to the monitor, the registration and the parameter server.
         engine_case(
             "tensorflowonspark-async-spark",
             mode="async",
             feed="spark",
             repeats=False,
-            trains=False,
             faults=False,
+            killed=True,
+            doors=3,
             loop="served",
         ),
     ],
@@ -183,7 +194,15 @@ VARIANTS = {
             faults=False,
             loop="rounds",
         ),
-        engine_case("elephas-async", mode="async", repeats=False, trains=False, loop="served"),
+        engine_case(
+            "elephas-async",
+            mode="async",
+            repeats=False,
+            trains=False,
+            killed=True,
+            doors=2,
+            loop="served",
+        ),
         engine_case(
             "elephas-hogwild",
             mode="hogwild",
@@ -201,12 +220,14 @@ VARIANTS = {
             "bigdl-torch",
             harder={"feed": "memory", **OF_WHOLE_STEPS},
             framework="torch",
+            faults=False,
+            killed=True,
             launch="orca",
             loop="orca",
         ),
     ],
     "torch": [
-        barrier_case("torch-ddp", harder=OF_WHOLE_STEPS),
+        barrier_case("torch-ddp", harder=OF_WHOLE_STEPS, killed=True),
         barrier_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
         barrier_case("torch-tensor", model_parallel=2, trains=False, faults=False),
         barrier_case("torch-pipeline", pipeline_parallel=2, trains=False, faults=False),
@@ -233,9 +254,16 @@ VARIANTS = {
         ),
     ],
     "horovod": [
-        engine_case("horovod-tensorflow", killed=False, marks=(WITH_HOROVOD,)),
+        engine_case("horovod-tensorflow", faults=False, marks=(WITH_HOROVOD,)),
+        # Its ranks do not listen any more when strangers come: the monitor and the store do.
         engine_case(
-            "horovod-torch", framework="torch", trains=False, faults=False, marks=(WITH_HOROVOD,)
+            "horovod-torch",
+            framework="torch",
+            trains=False,
+            faults=False,
+            killed=True,
+            doors=2,
+            marks=(WITH_HOROVOD,),
         ),
     ],
     "megatron": [
@@ -257,7 +285,7 @@ VARIANTS = {
         ),
     ],
     "mesh": [
-        engine_case("mesh", model_parallel=2, marks=(WITH_MESH,)),
+        engine_case("mesh", model_parallel=2, killed=True, marks=(WITH_MESH,)),
         engine_case(
             "mesh-replicas",
             model_parallel=2,
@@ -281,6 +309,8 @@ ENGINE_CASES = [
         ForkEngine,
         {"workers": 1, "framework": "numpy", "learning_rate": 1e-2},
         falls_to=0.97,
+        killed=True,
+        doors=1,
         launch="test",
     ),
     *engine_cases(),

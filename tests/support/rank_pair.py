@@ -36,7 +36,8 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
         count: How many workers there are.
 
     Returns:
-        Losses and the last checkpoint, and the losses after the middle, resumed.
+        Losses and the last checkpoint, the losses after the middle, resumed, and how many numbers
+        the parameters of the first worker hold.
     """
     command = [sys.executable, __file__, str(count), json.dumps([ways, str(folder)])]
     with subprocess.Popen(command, start_new_session=True) as workers:
@@ -203,7 +204,23 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
         "torch", checkpoint=load_checkpoint(folder, MIDDLE, lazily=whole.sharded), **make
     )
     again = curve(resumed, range(MIDDLE, STEPS), *part)
-    return {"losses": losses, "last": last, "norm": whole.gradient_norm, "again": again}
+    return {
+        "losses": losses,
+        "last": last,
+        "norm": whole.gradient_norm,
+        "again": again,
+        "held": held(whole),
+    }
+
+
+def held(each) -> int:
+    """How many numbers this worker's parameters hold, where a library has sharded them."""
+    from torch.distributed.tensor import DTensor
+
+    module = getattr(each, "_encoder", None)
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    parts = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+    return sum(part.numel() for part in parts)
 
 
 if __name__ == "__main__":
