@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from object_stores import (
     s3_bucket,
     s3_server,
 )
-from suite_order import CostRecorder, SharedOut, ordered
+from suite_order import EXECUTORS_OF_FILE, CostRecorder, SharedOut, ordered
 from suite_progress import SuiteProgress
 from warm_python import warm_python, warm_workers
 
@@ -32,7 +33,7 @@ import pipelines
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
 from pipelines.spark.java import archive_options
-from pipelines.spark.session import spark_session
+from pipelines.spark.session import executor_count, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,10 +174,18 @@ def executors_for(item: pytest.Item) -> int:
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         return MOST_EXECUTORS
     parts = (*item.path.parts[len(TESTS.parts) :], item.name)
+    if "engines" in parts and not starts_workers(item):
+        return 1
     fewer = {2: OF_TWO_EXECUTORS, 1: OF_ONE_EXECUTOR}
     return next(
         (count for count, places in fewer.items() if not places.isdisjoint(parts)), EXECUTORS
     )
+
+
+def starts_workers(item: pytest.Item) -> bool:
+    """Whether a test of engines starts workers on the cluster, and does not use its data alone."""
+    asked = signature(getattr(item, "function", starts_workers)).parameters
+    return not {"spark", "check_quality"}.isdisjoint(asked)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -196,8 +205,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     wanted = executors_for(item)
     if not wanted:
         return
-    item.config.stash[WANTED] = wanted
-    if (session := item.config.stash.get(CLUSTER, None)) is not None:
+    of_file = dict(item.user_properties)[EXECUTORS_OF_FILE]
+    item.config.stash[WANTED] = of_file
+    session = item.config.stash.get(CLUSTER, None)
+    # A test that runs no workers leaves the cluster to the others of its file.
+    is_enough = session is None or (wanted == 1 < of_file and executor_count(session) > 0)
+    if not is_enough:
         have_executors(session, wanted)
 
 
