@@ -61,26 +61,36 @@ def test_its_curve_is_that_of_one_process(spark, make_run, reference, workers, c
     np.testing.assert_allclose(trained(spark, run), reference(FEW_STEPS, "torch"), rtol=bound)
 
 
+def test_threads_and_parts_change_nothing(spark, make_run, reference, monkeypatch):
+    settings = {"weight_decay": 0.1, "clip_norm": 0.5}
+    run = make_run(FEW_STEPS, workers=1, threads=2, framework="bigdl", **settings)
+    assert replicas(run.config.training) == 2
+    # Steps of 2 x 8 pairs of at most 32 tokens: five to a part.
+    monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 2 * 8 * 2 * 32)
+    curve = trained(spark, run)
+    np.testing.assert_allclose(curve, reference(FEW_STEPS, "torch", **settings), rtol=1e-3)
+    assert checkpoint_steps(run.run_folder) == [0, FEW_STEPS]
+    assert not list((run.run_folder / "checkpoints").glob(".*"))
+
+
 def blocks(spark):
     """The names of all blocks that the driver knows of."""
     master = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager().master()
     return " ".join(status.blocks().keys().mkString(" ") for status in master.getStorageStatus())
 
 
-def test_threads_parts_and_slices_that_are_not_alike(spark, make_run, monkeypatch):
-    """They change nothing, and leave nothing."""
+def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, monkeypatch):
     # An odd number of weights, which two workers cannot share evenly.
     spec = BertSpec(vocabulary=2000, layers=1, hidden=33, heads=3, intermediate=64)
     weights = random_weights(spec, 1)
     assert sum(value.size for value in weights.values()) % 2 == 1
-    settings = {"weight_decay": 0.1, "clip_norm": 0.5, "granules_per_step": 4}
+    settings = {"weight_decay": 0.1, "clip_norm": 0.5}
     alone = make_run(FEW_STEPS, "alone", workers=1, framework="torch", **settings)
-    run = make_run(FEW_STEPS, workers=2, threads=2, framework="bigdl", **settings)
-    assert replicas(run.config.training) == 2
+    run = make_run(FEW_STEPS, workers=2, framework="bigdl", **settings)
     for one in (alone, run):
         save_checkpoint(one.run_folder, Checkpoint(0, spec, weights, {}), 9)
-    # Steps of 2 x 8 pairs a worker of at most 32 tokens: five to a part.
-    monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 2 * 8 * 2 * 32)
+    # Steps of 8 pairs a worker of at most 32 tokens: five to a part.
+    monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 8 * 2 * 32)
     cached = spark.range(5).cache()
     cached.count()
     losses, expected = trained_here(alone)
@@ -89,8 +99,6 @@ def test_threads_parts_and_slices_that_are_not_alike(spark, make_run, monkeypatc
     assert last.weights.keys() == expected.weights.keys()
     apart, moved = (distance(one, expected.weights) for one in (last.weights, weights))
     assert apart < 1e-3 * moved
-    assert checkpoint_steps(run.run_folder) == [0, FEW_STEPS]
-    assert not list((run.run_folder / "checkpoints").glob(".*"))
     # What dllib has cached is gone, and what others have is not.
     assert "test_" not in blocks(spark)
     assert "rdd_" in blocks(spark)

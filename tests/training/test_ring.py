@@ -13,39 +13,12 @@ import pytest
 from free_addresses import free_addresses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import START_SECONDS, TOKEN, WAIT_SECONDS, in_ring
 
 from pipelines.training.collectives.ring import ALWAYS_BYTES, BLOCK_ELEMENTS, Ring, gather_bytes
-from pipelines.training.control.authenticated_server import TOKEN_BYTES, make_identity
+from pipelines.training.control.authenticated_server import TOKEN_BYTES
 
 pytestmark = pytest.mark.slow
-
-TOKEN = "t" * TOKEN_BYTES
-START_SECONDS = 10.0
-WAIT_SECONDS = 10.0
-
-
-def in_ring(workers, act, wait_seconds=WAIT_SECONDS, before=lambda ring: None, encrypted=False):
-    """What each worker's act gives, by rank."""
-    identities = [make_identity() if encrypted else None for _ in range(workers)]
-    known = [one and one.fingerprint for one in identities]
-    with (
-        free_addresses(workers) as addresses,
-        ExitStack() as stack,
-        ThreadPoolExecutor(workers) as threads,
-    ):
-        rings = [
-            stack.enter_context(
-                Ring(rank, addresses, TOKEN, identities[rank], known[(rank + 1) % workers])
-            )
-            for rank in range(workers)
-        ]
-
-        def work(ring):
-            before(ring)
-            ring.join(START_SECONDS, wait_seconds)
-            return act(ring)
-
-        return list(threads.map(work, rings))
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

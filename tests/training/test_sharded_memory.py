@@ -1,10 +1,13 @@
-"""What a worker of two holds, of an encoder that is not whole in any of them."""
+"""What a worker of two holds, of an encoder that is not whole in any of them.
+
+That each has its part of the parameters alone is in `test_sharded_steppers.py` too.
+"""
 
 import pytest
 
 from pipelines_bench.sharded.command import STEPPERS, measure
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.matrix
 
 SMALL = {"hidden": 512, "vocabulary": 500, "steps": 1, "pairs": 1, "tokens": 8, "offload": "disk"}
 LAYERS = {"fsdp": (2, 10), "deepspeed": (14, 22)}
@@ -18,14 +21,7 @@ MOST = {
 weights; it would be 2 and 3 if each held the whole. Seen: 0.5, 1.1 to 1.2, 0.6; 1.5, 1.6, 1.6."""
 
 
-# DeepSpeed fills its buffers with so many layers alone, and takes twice the time.
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(name, marks=pytest.mark.matrix if name == "deepspeed" else ())
-        for name in STEPPERS
-    ],
-)
+@pytest.mark.parametrize("engine", STEPPERS)
 def test_a_worker_never_holds_the_whole(tmp_path, monkeypatch, engine):
     pytest.importorskip("transformers")
     disk = tmp_path / "disk"

@@ -57,6 +57,12 @@ PLAIN_OR_EVERYTHING = pytest.mark.parametrize(
 )
 
 
+# Of what other tests hold TensorFlow to, whose graphs take seconds each.
+WITH_TORCH = pytest.mark.parametrize(
+    "framework", [pytest.param("tensorflow", marks=pytest.mark.matrix), "torch"]
+)
+
+
 @pytest.fixture(params=EACH_FRAMEWORK)
 def framework(request) -> str:
     """Every framework in turn."""
@@ -113,7 +119,15 @@ def next_step(stepper, number: int, rate: float = 1e-3) -> float:
     return stepper.step(work(number, granule(number + 1)), rate)
 
 
-@pytest.mark.parametrize("negatives", ["granule", "step"])
+@pytest.mark.parametrize(
+    ("framework", "negatives"),
+    [
+        ("torch", "granule"),
+        ("torch", "step"),
+        pytest.param("tensorflow", "granule", marks=pytest.mark.matrix),
+        pytest.param("tensorflow", "step", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_at_given_weights_are_those_of_a_step(stepper, negatives):
     training = {"weight_decay": 0.1, "clip_norm": 0.5}
     whole, worker = (stepper({"negatives": negatives}, training) for _ in range(2))
@@ -160,6 +174,7 @@ def test_clipping_bounds_the_norm(stepper):
     assert norms[0] > 10 * norms[1]
 
 
+@WITH_TORCH
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.matrix), 0.2])
 def test_negatives_of_a_step_of_one_granule_are_the_granules(stepper, dropout):
     curves = []
@@ -178,6 +193,7 @@ def a_few_anchors_at_a_time(monkeypatch):
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
 @PLAIN_OR_EVERYTHING
+@WITH_TORCH
 def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys):
     parts = [granule(number, sides) for number in (1, 2, 3)]
 
@@ -203,6 +219,7 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
     assert_close(cached, plain)
 
 
+@WITH_TORCH
 def test_a_teacher_tells_other_false_negatives_than_the_model(stepper, course):
     margin = {"false_negative_margin": 0.1}
     losses = [next_step(stepper(some), 0) for some in (margin, margin | {"guide": "teacher"})]
@@ -230,15 +247,13 @@ def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
 
 
 # TensorFlow makes a graph for each, which takes a second: of these what is compared with differs.
-UNLIKE = [
-    ("simcse", ("anchor", "anchor"), 0.1),
-    ("listwise_kl", SEVERAL, 0.0),
-    ("similarity_distillation", PAIR, 0.0),
-]
+# (`simcse` is in `test_objectives.py`.)
+UNLIKE = [("listwise_kl", SEVERAL, 0.0), ("similarity_distillation", PAIR, 0.0)]
 OBJECTIVES = [
     ("in_batch_negatives", PAIR, 0.0),
     ("in_batch_negatives", TRIPLET, 0.0),
     ("cosine_regression", PAIR, 0.0),
+    ("simcse", ("anchor", "anchor"), 0.1),
     *UNLIKE,
 ]
 
