@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from steppers import (
     EACH_FRAMEWORK,
+    FRAMEWORKS,
     PAIR,
     SEVERAL,
     SPEC,
@@ -226,9 +228,18 @@ def test_a_teacher_tells_other_false_negatives_than_the_model(stepper, course):
     assert len({round(loss, 4) for loss in (course.losses[0], *losses)}) == 3
 
 
+def of_two_workers():
+    """Everything at once in each framework; TensorFlow's graph grows with the sides."""
+    for framework, sides, keys in product(
+        FRAMEWORKS, (PAIR, TRIPLET, SEVERAL), ({}, EVERYTHING, BOTH)
+    ):
+        usual = keys is BOTH and sides is (SEVERAL if framework == "torch" else PAIR)
+        slow = [pytest.mark.slow] if framework == "tensorflow" else []
+        yield pytest.param(framework, sides, keys, marks=slow if usual else pytest.mark.matrix)
+
+
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
-@PAIRS_OR_TRIPLETS
-@PLAIN_OR_EVERYTHING
+@pytest.mark.parametrize(("framework", "sides", "keys"), of_two_workers())
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
     objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
