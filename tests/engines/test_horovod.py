@@ -48,35 +48,63 @@ def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference
     assert not np.allclose(losses[1:], expected[1:], rtol=1e-6, atol=0)
 
 
-# A rank without others, in either framework; its process also holds that Keras is not imported.
-SINGLE_RANK = """
+# Two ranks of TensorFlow, and one of PyTorch; they also hold that Keras is not imported.
+RANKS = """
+import os
 import sys
 import torch
+from pipelines.engines.horovod.ranks import GLOO_INTERFACE, environment
+from pipelines.engines.horovod.rendezvous import Place, Rendezvous, RendezvousClient
 from pipelines.engines.horovod.tensorflow import TensorFlowCollectives, tf
 from pipelines.engines.horovod.torch import TorchCollectives
 
-for kind, tensor in ((TensorFlowCollectives, tf.constant), (TorchCollectives, torch.tensor)):
-    collectives = kind("fp16")
-    sent = [tensor([1.0001, 1e-9]), tensor(1.0001)]
-    gradient, loss = collectives.all_reduce_mean(sent)
-    print(gradient.numpy().tolist(), float(loss) == float(sent[1]))
-    collectives.leave()
-print("keras" in sys.modules)
+def tell_means(collectives, tensor):
+    gradient, loss = tensor([1.0001, 1e-9]), tensor(1.0001 + 2 * collectives.rank)
+    gradient, mean = collectives.all_reduce_mean([gradient, loss])
+    exact = float(mean) == float(tensor(1.0001 + collectives.workers - 1))
+    return f"{gradient.numpy().tolist()} {exact}"
+
+def work(collectives):
+    rank = collectives.rank
+    told = [tell_means(collectives, tf.constant)]
+    for found in (
+        collectives.all_gather(tf.fill([1 + rank, 2], float(rank))),
+        collectives.reduce_scatter(tf.fill([2, 2], 1.0 + rank)),
+    ):
+        told.append(found.numpy().tolist())
+    print(*told, "keras" in sys.modules, flush=True)
+
+with Rendezvous("127.0.0.1", "127.0.0.1") as store:
+    for rank in range(2):
+        if not os.fork():
+            client = RendezvousClient(store.address, store.token)
+            os.environ |= environment(2 * [Place("here", "")], rank, ()) | client.environment()
+            os.environ[GLOO_INTERFACE] = "lo"
+            collectives = TensorFlowCollectives("fp16")
+            work(collectives)
+            collectives.leave()
+            os._exit(0)
+    assert [os.wait()[1] for _ in range(2)] == [0, 0]
+alone = TorchCollectives("fp16")
+print(tell_means(alone, torch.tensor))
+alone.leave()
 """
 
 
 @WITH_HOROVOD
-def test_gradients_are_sent_as_fp16_and_the_loss_as_it_is():
+def test_gradients_are_sent_as_fp16_and_what_else_is_sent_as_it_is():
     gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     ended = subprocess.run(
-        [sys.executable, "-c", SINGLE_RANK],
+        [sys.executable, "-c", RANKS],
         env=os.environ | gloo,
         check=False,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert ended.stdout == "[1.0, 0.0] True\n[1.0, 0.0] True\nFalse\n", ended.stderr
+    gathered, scattered = [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], [[3.0, 3.0]]
+    rank = f"[1.0, 0.0] True {gathered} {scattered} False"
+    assert ended.stdout.splitlines() == [rank, rank, "[1.0, 0.0] True"], ended.stderr
 
 
 @WITH_HOROVOD

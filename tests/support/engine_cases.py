@@ -199,6 +199,7 @@ VARIANTS = {
             mode="async",
             repeats=False,
             trains=False,
+            faults=False,
             killed=True,
             doors=2,
             loop="served",
@@ -254,12 +255,12 @@ VARIANTS = {
         ),
     ],
     "horovod": [
-        engine_case("horovod-tensorflow", faults=False, marks=(WITH_HOROVOD,)),
+        engine_case("horovod-tensorflow", trains=False, faults=False, marks=(WITH_HOROVOD,)),
         # Its ranks do not listen any more when strangers come: the monitor and the store do.
         engine_case(
             "horovod-torch",
+            harder={"feed": "memory", **OF_WHOLE_STEPS},
             framework="torch",
-            trains=False,
             faults=False,
             killed=True,
             doors=2,

@@ -239,7 +239,7 @@ def of_two_workers():
 
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
-@pytest.mark.parametrize(("framework", "sides", "keys"), of_two_workers())
+@pytest.mark.parametrize(("framework", "sides", "keys"), list(of_two_workers()))
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
     objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
