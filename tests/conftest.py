@@ -80,8 +80,9 @@ OF_ONE_EXECUTOR = {
     *("test_quality_benchmark.py", "test_soak.py", "test_strategy_peers.py", "test_tokenise.py"),
     "test_train_benchmark.py",
 }
-# Of two workers, and no server beside them: a test whose file has one executor otherwise.
-OF_TWO_EXECUTORS = {"test_two_workers_give_the_curve_of_one"}
+# Of two workers or of tasks that begin together, and no server beside them: a file, and a test
+# whose file has one executor otherwise.
+OF_TWO_EXECUTORS = {"test_task_places.py", "test_two_workers_give_the_curve_of_one"}
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 LOGS = pytest.StashKey[FailureLogs]()
