@@ -174,6 +174,8 @@ def _stop() -> None:
     with suppress(Py4JError, OSError):  # The JVM has ended already.
         _silence_java()
         SparkSession.builder.getOrCreate().stop()
+        if under_spark_submit():
+            _end_barrier_timer()
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
@@ -206,6 +208,23 @@ def _silence_java() -> None:
 
     java = SparkContext._jvm.java  # type: ignore[union-attr]
     java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
+
+
+def _end_barrier_timer() -> None:
+    """End the thread that barrier tasks leave behind in the JVM of a local master.
+
+    It is no daemon thread, so spark-submit would wait for it for ever.
+    """
+    from pyspark import SparkContext
+
+    kind = SparkContext._jvm.java.lang.Class.forName(  # type: ignore[union-attr]
+        "org.apache.spark.BarrierTaskContext$"
+    )
+    companion = kind.getField("MODULE$").get(None)
+    for field in kind.getDeclaredFields():
+        if field.getType().getName() == "java.util.Timer":
+            field.setAccessible(True)
+            field.get(companion).cancel()
 
 
 def kept_spark_log() -> Path | None:

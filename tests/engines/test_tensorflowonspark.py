@@ -29,6 +29,7 @@ from pipelines.engines.base import load_engine
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.spark.errors import TaskPlace
+from pipelines.training.collectives.ring import RingCollectives
 
 STEPS = 12
 BEGUN_STEPS = 6
@@ -36,6 +37,7 @@ BEGUN_STEPS = 6
 MANY_STEPS = 40
 # Of the checkpoint that is compared.
 KEPT_STEP = 20
+ONES = np.ones([2, 3], np.float32)
 
 
 def train(spark, run, on_metrics=lambda line: None):
@@ -116,17 +118,21 @@ def test_a_ring_brings_tensors_what_it_brings_arrays():
     from pipelines.engines.tensorflowonspark.nodes import TensorRing
 
     def act(ring):
-        tensors = TensorRing(ring)
-        part = tf.fill([1, 3], float(ring.rank))
+        if ring.rank:
+            # In a pool of one thread an operation of TensorFlow would wait for its peer's.
+            arrays, part = RingCollectives(ring), np.ones([1, 3], np.float32)
+            mean = ring.sum(np.array([1, 1, 1, 2], np.float32)) / arrays.workers
+            return mean[:3], mean[3], arrays.all_gather(part), arrays.reduce_scatter(ONES)
+        tensors, part = TensorRing(ring), tf.zeros([1, 3])
         mean = tf.function(lambda: tensors.all_reduce_mean([part, part[0, 0] + 1]))()
-        return *mean, tensors.all_gather(part), tensors.reduce_scatter(tf.ones([2, 3]))
+        return *mean, tensors.all_gather(part), tensors.reduce_scatter(tf.constant(ONES))
 
-    for found in in_ring(2, act):
-        assert all(map(tf.is_tensor, found))
-        means, scalar, gathered, scattered = (one.numpy().tolist() for one in found)
-        assert (means, scalar) == ([[0.5] * 3], 1.5)
-        assert gathered == [[0.0] * 3, [1.0] * 3]
-        assert scattered == [[2.0] * 3]
+    of_tensors, of_arrays = in_ring(2, act)
+    assert all(map(tf.is_tensor, of_tensors))
+    wanted = [[[0.5] * 3], 1.5, [[0.0] * 3, [1.0] * 3], [[2.0] * 3]]
+    assert [one.numpy().tolist() for one in of_tensors] == wanted
+    for found, expected in zip(of_arrays, wanted, strict=True):
+        np.testing.assert_array_equal(np.ravel(found), np.ravel(expected))
 
 
 class Strangers:

@@ -357,11 +357,15 @@ def spark_submit(*arguments: str | Path) -> subprocess.Popen:
     )
 
 
-def test_spark_submit_runs_the_jobs(prepared, tmp_path):
+@pytest.mark.parametrize(
+    "master", ["local[1]", pytest.param("local-cluster[1,1,1024]", marks=pytest.mark.matrix)]
+)
+def test_spark_submit_runs_the_jobs_and_ends(prepared, tmp_path, master):
+    """A barrier task leaves a thread in its JVM, for which spark-submit would wait."""
     config = small_config(prepared, engine="torch", framework="torch", workers=1, max_steps=4)
     (tmp_path / "small.yaml").write_text(dump(config.changed("run", folder=str(tmp_path / "run"))))
     done = spark_submit(
-        *("--master", "local-cluster[1,1,1024]", "--conf", "spark.ui.enabled=false"),
+        *("--master", master, "--conf", "spark.ui.enabled=false"),
         *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
         ROOT / "jobs" / "train.py",
         *("--config", tmp_path / "small.yaml"),
