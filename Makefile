@@ -55,8 +55,7 @@ endif
 # Test files are shared among so many processes, each of which has a cluster of its own, and one more
 # without a cluster; see CONTRIBUTING.md. Their order is that of tests/support/suite_order.py.
 TESTERS ?= 2
-SHARED = --numprocesses $(if $(findstring --quick,$(ARGS)),$(TESTERS),$(shell expr $(TESTERS) + 1)) \
-	--dist loadfile --no-loadscope-reorder
+SHARED = --numprocesses $(shell expr $(TESTERS) + 1) --dist loadfile --no-loadscope-reorder
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark

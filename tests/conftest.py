@@ -160,8 +160,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test is not slow, and neither it nor its module uses any of `STARTING`."""
-    if item.get_closest_marker("slow"):
+    """Whether a test is not slow, and neither it nor its module uses any of `STARTING`.
+
+    TensorFlow's half of a comparison takes seconds to import and to trace.
+    """
+    of_tensorflow = re.search(r"\btensorflow\b", item.name)
+    if of_tensorflow or item.get_closest_marker("slow"):
         return False
     used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
     return STARTING.isdisjoint(used)

@@ -46,6 +46,7 @@ def read_column(part: Path, name: str) -> list:
     return pq.ParquetFile(part).read([name])[name].to_pylist()
 
 
+@pytest.mark.slow
 def test_lanes_give_the_losses_of_then(golden):
     pipelines.train(golden_config(golden, {"run.folder": golden / "again"}))
     np.testing.assert_allclose(losses_in(golden / "again"), losses_in(golden / "run"), rtol=CLOSE)

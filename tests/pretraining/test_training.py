@@ -17,6 +17,8 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 
+pytestmark = pytest.mark.slow
+
 WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).token_loss]
 NAMES = [name for name in WITH_TOKENS if name != "clm"]
 """Those that train an encoder; a decoder's has no noise, and no weights of its own."""

@@ -369,6 +369,7 @@ def altered(value: object) -> list[object]:
     return ["text", {"a": 1}, [1, 2], [[one] for one in value], [{} for _ in value]]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["metrics.json", "samples.json", "tokens.json", "environment.json", "jobs.json"]
 )

@@ -40,6 +40,8 @@ from pipelines.training.steppers.packing import (
     packs_by_width,
 )
 
+pytestmark = pytest.mark.slow
+
 ROBERTA = RobertaSpec(vocabulary=50, layers=2, hidden=16, heads=2, intermediate=32, positions=20)
 MODERNBERT = HfSpec(
     config=config_text(

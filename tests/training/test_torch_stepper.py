@@ -9,6 +9,8 @@ from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 from pipelines.training.devices import choose_device, worker_device
 
+pytestmark = pytest.mark.slow
+
 LIVELY = {"weight_decay": 0.1, "clip_norm": 0.5}
 
 
