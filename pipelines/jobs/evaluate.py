@@ -41,7 +41,7 @@ from pipelines.jobs.kept_start import keeps_start, shows_gain
 from pipelines.jobs.report import draw_report
 from pipelines.losses.loss import scores_pairs
 from pipelines.model_card.card import write_card
-from pipelines.models.folder import read_specs
+from pipelines.models.folder import check_sides, read_specs
 from pipelines.models.identity import FIELD, model_digest
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
@@ -147,13 +147,17 @@ def _check(config: Config, run: RunFolder) -> None:
         raise InputError("run.folder", f"there is no {model}", "Run `train` first")
     check_trackers(config.tracking)
     check_sets(config)
+    encoder = run.start if scores_pairs(config) else run.model
     # The driver of a cluster may lack what its executors have.
-    if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
-        try:
-            specs = read_specs(run.start if scores_pairs(config) else run.model)
-        except InputError as error:
-            raise InputError("run.folder", error.problem, error.remedy) from None
-        choose_backend("auto", *(spec.kind for spec in specs))
+    is_local = config.spark.conf.get("master", "local").startswith("local")
+    try:
+        if not is_local or under_spark_submit():
+            check_sides(encoder)
+            return
+        specs = read_specs(encoder)
+    except InputError as error:
+        raise InputError("run.folder", error.problem, error.remedy) from None
+    choose_backend("auto", *(spec.kind for spec in specs))
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:

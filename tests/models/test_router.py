@@ -10,6 +10,7 @@ import pytest
 from routers import write_pair
 from tiny_checkpoints import edit
 
+import pipelines
 from pipelines.errors import InputError
 from pipelines.files.locations import location
 from pipelines.models.folder import check_start, encoder_kinds, read_encoder, read_model, read_specs
@@ -173,6 +174,11 @@ def test_widths_that_differ_are_refused(pair, router):
     embed.queries(TEXTS)
     with pytest.raises(InputError, match=refused):
         embed.documents(TEXTS)
+    # Before a cluster is asked for anything.
+    router.rename(router.with_name("model"))
+    run = {"folder": str(router.parent)}
+    with pytest.raises(InputError, match=r"^run\.folder: the encoders of the Router .* 8 and 64"):
+        pipelines.evaluate(parse({"run": run, "spark": {"master": "spark://nowhere:7077"}}))
 
 
 def test_widths_are_compared_without_weights(router):
