@@ -178,7 +178,7 @@ def executors_for(item: pytest.Item) -> int:
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         return MOST_EXECUTORS
-    parts = (*item.path.parts[len(TESTS.parts) :], item.name)
+    parts = (*item.path.parts[len(TESTS.parts) :], getattr(item, "originalname", item.name))
     if "engines" in parts and not starts_workers(item):
         return 1
     fewer = {2: OF_TWO_EXECUTORS, 1: OF_ONE_EXECUTOR}

@@ -190,8 +190,7 @@ def generations_of(folder):
     return {one.number: len(one.sources) for one in found}
 
 
-# What is near a text of another file has tests of its own, and takes many jobs.
-@pytest.mark.parametrize("near", [0, pytest.param(0.95, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("near", [pytest.param(0, marks=pytest.mark.matrix), 0.95])
 def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypatch, near):
     inputs = tmp_path / "inputs"
     inputs.mkdir()

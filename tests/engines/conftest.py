@@ -224,7 +224,7 @@ def killable(request, monkeypatch) -> EngineCase:
 
 @pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_LAUNCHES))
 def each_launch(request, monkeypatch) -> EngineCase:
-    """Every way to start workers once; in the matrix every engine in every mode."""
+    """Ways to start workers, but for those whose worker dies instead; in the matrix all."""
     monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
     return request.param
 

@@ -126,7 +126,7 @@ def compute_with_tensorflow(spark):
         assert float(tf.reduce_sum(tf.ones([3]))) == 3
         yield from batches
 
-    assert spark.range(2, numPartitions=1).mapInArrow(compute, "id long").count() == 2
+    assert spark.range(2, numPartitions=2).mapInArrow(compute, "id long").count() == 2
 
 
 @contextlib.contextmanager

@@ -79,8 +79,13 @@ def test_a_failure_leaves_nothing(spark, make_run, transport):
     with pytest.raises(OSError, match="the disk is full"):
         losses(spark, make_run(100_000, mode="async", transport=transport), on_metrics=fail)
     assert listening() == ports
-    left = {t.name for t in set(threading.enumerate()) - threads}
-    assert not {name for name in left if "elephas" in name or name.startswith("door")}
+    assert not threads_of_servers(threads)
+
+
+def threads_of_servers(before: set[threading.Thread]) -> set[str]:
+    """Those that have been started since, and are there."""
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    return {name for name in left if "elephas" in name or name.startswith("door")}
 
 
 def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
@@ -88,10 +93,11 @@ def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
         raise RuntimeError("all executors are lost")
 
     monkeypatch.setattr(GranuleModel, "fit", lose_executors)
-    ports = listening()
+    ports, threads = listening(), set(threading.enumerate())
     with pytest.raises(EngineError, match=r"the Spark job failed \(all executors are lost\)"):
         losses(spark, make_run(2))
     assert listening() == ports
+    assert not threads_of_servers(threads)
 
 
 @MATRIX

@@ -52,6 +52,7 @@ def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference
 RANKS = """
 import os
 import sys
+import traceback
 import torch
 from pipelines.engines.horovod.ranks import GLOO_INTERFACE, environment
 from pipelines.engines.horovod.rendezvous import Place, Rendezvous, RendezvousClient
@@ -80,10 +81,15 @@ with Rendezvous("127.0.0.1", "127.0.0.1") as store:
             client = RendezvousClient(store.address, store.token)
             os.environ |= environment(2 * [Place("here", "")], rank, ()) | client.environment()
             os.environ[GLOO_INTERFACE] = "lo"
-            collectives = TensorFlowCollectives("fp16")
-            work(collectives)
-            collectives.leave()
-            os._exit(0)
+            try:
+                collectives = TensorFlowCollectives("fp16")
+                work(collectives)
+                collectives.leave()
+                os._exit(0)
+            finally:
+                # An error does not leave through the parent's store.
+                traceback.print_exc()
+                os._exit(1)
     assert [os.wait()[1] for _ in range(2)] == [0, 0]
 alone = TorchCollectives("fp16")
 print(tell_means(alone, torch.tensor))

@@ -127,7 +127,7 @@ def test_a_ring_brings_tensors_what_it_brings_arrays():
         mean = tf.function(lambda: tensors.all_reduce_mean([part, part[0, 0] + 1]))()
         return *mean, tensors.all_gather(part), tensors.reduce_scatter(tf.constant(ONES))
 
-    of_tensors, of_arrays = in_ring(2, act)
+    of_tensors, of_arrays = in_ring(2, act, wait_seconds=120.0)
     assert all(map(tf.is_tensor, of_tensors))
     wanted = [[[0.5] * 3], 1.5, [[0.0] * 3, [1.0] * 3], [[2.0] * 3]]
     assert [one.numpy().tolist() for one in of_tensors] == wanted

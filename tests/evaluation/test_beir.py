@@ -229,5 +229,5 @@ def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
     (tmp_path / "set" / "qrels" / "b.tsv").write_text(head)
     told = {"set": "qrels holds a.tsv, b.tsv. Name the file of", "nowhere": "there is no .*nowhere"}
     for name, problem in told.items():
-        with pytest.raises(InputError, match=problem):
+        with pytest.raises(InputError, match=f"^evaluation.retrieval_sets: .*{problem}"):
             read_retrieval_set(spark, str(tmp_path / name))

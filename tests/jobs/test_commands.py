@@ -357,9 +357,7 @@ def spark_submit(*arguments: str | Path) -> subprocess.Popen:
     )
 
 
-@pytest.mark.parametrize(
-    "master", ["local[1]", pytest.param("local-cluster[1,1,1024]", marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("master", ["local[1]", "local-cluster[1,1,1024]"])
 def test_spark_submit_runs_the_jobs_and_ends(prepared, tmp_path, master):
     """A barrier task leaves a thread in its JVM, for which spark-submit would wait."""
     config = small_config(prepared, engine="torch", framework="torch", workers=1, max_steps=4)

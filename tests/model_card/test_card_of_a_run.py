@@ -209,7 +209,8 @@ def test_energy_is_the_product_that_the_card_tells() -> None:
 
 @pytest.mark.slow
 def test_the_snippets_run_as_they_stand(made_run, tmp_path, monkeypatch, capsys) -> None:
-    """In the folder of the model, whose name needs care."""
+    """In the folder of the model, whose name needs care; no snippet asks the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     prompts = Prompts((("query", 'ask "it": '), ("topic", "a\nb|c: ")), "topic")
     pieces, paths = [], []
     for name, tree, own in (

@@ -33,6 +33,12 @@ now = SparkSession.builder.getOrCreate()
 assert now.sparkContext is SparkContext._active_spark_context
 assert now.sparkContext.applicationId == session_at_the_start == spark.sparkContext.applicationId
 """
+# Another notebook has nothing of the one before but the session.
+NOTHING = """
+get_ipython().reset(new_session=False)
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+"""
 STOP_SESSION = "spark.stop()"
 # On Databricks `spark` and `dbutils` are there before the first cell; widgets keep what a job sets.
 CLUSTER = f"""
@@ -94,8 +100,8 @@ def execute(
     notebook.cells.append(new_code_cell(COMPARE_SESSIONS))
     if cluster is None:
         notebook.cells.append(new_code_cell(STOP_SESSION))
-    elif not cluster.has_kernel:
-        notebook.cells.insert(0, new_code_cell(CLUSTER))
+    else:
+        notebook.cells.insert(0, new_code_cell(NOTHING if cluster.has_kernel else CLUSTER))
     client = NotebookClient(
         notebook, cluster, timeout=CELL_SECONDS, startup_timeout=300, kernel_name="python3"
     )

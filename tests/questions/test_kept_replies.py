@@ -170,7 +170,9 @@ def answers_in(folder: Location) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_kill_loses_the_replies_of_a_moment_only(language_server, part, folder, exit_code):
+def test_replies_come_into_files_before_their_part_is_whole_and_survive_kills(
+    language_server, part, folder, exit_code
+):
     drawn = random.Random(str(folder))
     work = work_of(language_server, folder)
     # Some 13 replies a second: a kill falls between the first and the last.

@@ -43,9 +43,9 @@ class EngineCase:
         training: Settings of its runs.
         falls_to: Share of the loss without learning that the last steps' must be below.
         repeats: Whether a run gives the same losses each time.
-        faults: Whether its failures are tried outside of the matrix too: another case's
-            take the same way if not.
-        trains: The same of its training: other tests hold its curve to the reference's if not.
+        faults: Whether its failures are tried outside of the matrix too. If not, another case's
+            take the same way, or the death of a worker does.
+        trains: The same of its training: if not, the matrix alone holds its curve as a whole.
         equivalent: Whether its curve is that of one process.
         in_rounds: Whether its curve is that of workers whose states are averaged after each round.
         harder: What its training is tried with beside, for its curve.
@@ -161,7 +161,7 @@ VARIANTS = {
         engine_case("local-torch", framework="torch", trains=False, killed=True),
     ],
     "tensorflowonspark": [
-        engine_case("tensorflowonspark-lanes", faults=False, after_evaluation=True),
+        engine_case("tensorflowonspark-lanes", faults=False, killed=True, after_evaluation=True),
         engine_case("tensorflowonspark-spark", feed="spark", trains=False, faults=False),
         engine_case(
             "tensorflowonspark-async",

@@ -22,6 +22,11 @@ import pytest
 ENGINE = "pipelines.engines.local"
 _DIED = -signal.SIGKILL
 _ORDER_BYTES = 2**20
+START_SECONDS = 120.0
+"""For the import of PyTorch, beside other work."""
+END_SECONDS = 60.0
+# What libraries read when they are imported must not depend on the first test that wants a worker.
+ENVIRONMENT = dict(os.environ)
 
 
 class Forked:
@@ -37,7 +42,11 @@ class Forked:
         self.returncode: int | None = None
         # Its id comes first, and its exit code at its end.
         self._status = os.fdopen(status, "rb", 0)
-        self.pid = int(self._status.readline())
+        line = b""
+        if select.select([self._status], [], [], START_SECONDS)[0]:
+            line = self._status.readline()
+        assert line, "the warm Python has forked nothing"
+        self.pid = int(line)
 
     def poll(self) -> int | None:
         """The exit code, if the process has ended."""
@@ -76,7 +85,7 @@ class WarmPython:
             *(sys.executable, "-c", subprocess.PIPE),
             True,
         )
-        if self._server is None:
+        if self._server is None or self._server.poll() is not None:
             self._start()
         (read, write), (status, told) = os.pipe(), os.pipe()
         order = {"code": code, "folder": str(Path.cwd()), "environment": dict(os.environ)}
@@ -89,7 +98,10 @@ class WarmPython:
         """Ends it; processes that it has forked stay."""
         if self._server is not None:
             self._orders.close()
-            self._server.wait()
+            try:
+                self._server.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
 
     def _start(self) -> None:
         self._orders, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,6 +110,7 @@ class WarmPython:
                 [sys.executable, __file__, str(other_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other_end.fileno()],
+                env=ENVIRONMENT,
                 start_new_session=True,
             )
 
