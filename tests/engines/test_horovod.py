@@ -48,6 +48,19 @@ def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference
     assert not np.allclose(losses[1:], expected[1:], rtol=1e-6, atol=0)
 
 
+def ran(program: str) -> subprocess.CompletedProcess[str]:
+    """Runs ranks, which exchange by Gloo, to their end."""
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | gloo,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 # A rank without others; its process also holds that Keras is not imported.
 SINGLE_RANK = """
 import sys
@@ -61,15 +74,7 @@ collectives.leave()
 
 @WITH_HOROVOD
 def test_tensorflow_sends_gradients_as_fp16_and_the_loss_as_it_is():
-    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    ended = subprocess.run(
-        [sys.executable, "-c", SINGLE_RANK],
-        env=os.environ | gloo,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = ran(SINGLE_RANK)
     assert ended.stdout == "[1.0, 0.0] True False\n", ended.stderr
 
 
@@ -125,15 +130,7 @@ alone.leave()
 @WITH_HOROVOD
 @pytest.mark.matrix
 def test_gradients_are_sent_as_fp16_and_what_else_is_sent_as_it_is():
-    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    ended = subprocess.run(
-        [sys.executable, "-c", RANKS],
-        env=os.environ | gloo,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = ran(RANKS)
     gathered, scattered = [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], [[3.0, 3.0]]
     rank = f"[1.0, 0.0] True {gathered} {scattered} False"
     told = ended.stdout.splitlines()

@@ -133,8 +133,8 @@ def ask_and_die(part: RowRange, work: AskingWork, replies: int, seconds: float) 
     def in_files() -> int:
         try:
             return len(kept_replies(work.folder, PART)[0])
-        except OSError:
-            # The store's server was about to send a file that is joined with others.
+        except (OSError, PipelineError):
+            # Files were joined while they were read.
             return 0
 
     def die() -> None:

@@ -110,7 +110,10 @@ def milvus_file(folder: Path) -> Iterator[ServedStore]:
 def entities_of(address: str, name: str) -> Rows:
     from milvus_lite.server_manager import server_manager_instance
     from pymilvus import MilvusClient
+    from pymilvus.client.cache import GlobalCache
 
+    # It is kept by port, and a file of before may have had the same; writes notice, reads do not.
+    GlobalCache.schema.clear()
     client = MilvusClient(address, dedicated=True)
     try:
         client.load_collection(name)
