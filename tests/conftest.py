@@ -97,7 +97,7 @@ STARTING = {
 
 # A file of tests that imports one of them, or whose mark is of all its tests, has no quick test.
 NO_QUICK_TEST = re.compile(
-    r"^(?:import (?:subprocess|tensorflow as tf)$|tf = pytest|"
+    r"^(?:import (?:subprocess|tensorflow as tf)$|tf = pytest|from tensorflowonspark import|"
     r"pytestmark = (?:\[\n(?:    .*\n)*?    )?pytest\.mark\.slow|"
     rf"from [\w.]+ import (?:\((?:\n    .*)*?)?.*\b(?:{'|'.join(sorted(STARTING))})\b)",
     re.MULTILINE,

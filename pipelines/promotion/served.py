@@ -58,6 +58,7 @@ WAIT_SECONDS = 10.0
 """How long a promotion waits for another one to end."""
 
 ELSEWHERE = "Move it elsewhere, or name another folder"
+_LONGEST_NAME = 256
 _COPYING = ".copying"
 _COPY = re.compile(r"\.[0-9a-f]{8}\.part")
 # Both of earlier releases; the second form lacks the name of a process.
@@ -143,9 +144,12 @@ def _pointed(target: Location) -> Location | None:
     if local is not None and local.is_symlink():
         found: Location = target / str(local.readlink())
     elif pointer.is_file():
-        named = pointer.read_text("utf-8", "replace").strip().split("/")
+        text = pointer.read_text("utf-8", "replace").strip()
+        named = text.split("/")
         # An address in a store does not go up, and a name from elsewhere may be anything.
-        found = target.joinpath(*named) if ".." not in named and all(named) else pointer
+        is_name = text.isprintable() and len(text) < _LONGEST_NAME
+        is_inside = is_name and ".." not in named and all(named)
+        found = target.joinpath(*named) if is_inside else pointer
     elif pointer.exists():
         raise InputError(KEY, f"{pointer} is a folder, not a link", "Name another folder")
     else:

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from pipelines.errors import DamagedFileError
@@ -65,22 +65,25 @@ class Lineage:
     made: str | None = None
 
 
+_Version = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class _Manifest(TypedDict, total=False):
     """The known fields of a table's manifest for this module, besides others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
-    version: int
+    version: _Version
     table: str
-    changes_since: int | None
+    changes_since: _Version | None
     made: str | None
 
 
 class _Head(TypedDict):
     """The head of a log."""
 
-    version: int
-    since: int | None
+    version: _Version
+    since: _Version | None
     since_made: str | None
     model_digest: str | None
     table: str | None

@@ -25,6 +25,8 @@ from pipelines.vectors.nearest import unit_length
 
 __all__ = ["small_model"]
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = {
     "d1": ("Cats", "They sleep in the warm sun."),
     "d2": ("", "A cat looks for food at night."),

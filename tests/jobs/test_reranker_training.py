@@ -18,7 +18,10 @@ from pipelines.settings import Config
 from pipelines.settings.objective import objective
 
 # How the engine starts a worker has tests of its own.
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("warm_workers"),
+]
 
 PAIRS = [
     ("Open a file", "Return a file object that reads the file of that name"),

@@ -19,6 +19,8 @@ import pipelines
 from pipelines.catalog import STORES as KINDS
 from pipelines.publishing import publish as job
 
+pytestmark = pytest.mark.slow
+
 KILLS = 3
 MOST_KILLS = 10
 
@@ -96,13 +98,11 @@ def check(name: str, folder, kills: int, monkeypatch) -> None:
         same(served, table)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lancedb", "pgvector"])
 def test_a_store_survives_kills(name, tmp_path, monkeypatch):
     check(name, tmp_path, KILLS, monkeypatch)
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", STORES)
 def test_each_store_survives_ten_kills(name, tmp_path, monkeypatch):

@@ -98,7 +98,8 @@ class SuiteProgress:
     def _tell(self) -> None:
         elapsed, left = time.monotonic() - self._began, self._seconds_left()
         done = self._expected - left
-        speed = (done + TRUSTED_SECONDS * self._testers) / (elapsed + TRUSTED_SECONDS)
+        trusted = TRUSTED_SECONDS if self._known else 0.0
+        speed = (done + trusted * self._testers) / (elapsed + trusted)
         self._say(
             f"{elapsed / 60:.1f} min: {self._done:,} of {self._total:,} tests, "
             f"{self._failed} failed, about {left / speed / 60:.0f} min left",
