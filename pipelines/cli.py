@@ -286,6 +286,12 @@ def search(
         int | None,
         typer.Option("--depth", min=1, help="Rows of each query for --rerank. Default: 50."),
     ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            "--share", help="Weight of --rerank beside the ranking before it. Default: 1."
+        ),
+    ] = None,
 ) -> None:
     """Print the rows of an embedded table nearest to a query."""
 

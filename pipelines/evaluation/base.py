@@ -43,17 +43,20 @@ class Form(NamedTuple):
 
     Embeddings are truncated to ``width`` and scaled to length 1 again; :data:`WHOLE` keeps all, and
     :data:`ENCODER` all but lexical features. A hybrid form fuses the rankings by embeddings and by
-    BM25. A reranked one is ranked again by a cross-encoder.
+    BM25. A reranked one is ranked again by a cross-encoder, whose ranking has the weight ``share``
+    beside the one before it.
     """
 
     width: int = WHOLE
     hybrid: bool = False
     reranked: bool = False
+    share: float = 1.0
 
     def named(self, name: str) -> str:
         """Return the name in ``metrics.json`` of a set in this form."""
         at_width = name + _AT_WIDTH.get(self.width, f"@{self.width}")
-        return f"{at_width}{'+bm25' * self.hybrid}{'+rerank' * self.reranked}"
+        again = "+rerank" * self.reranked + f"@{self.share:g}" * (self.share < 1)
+        return f"{at_width}{'+bm25' * self.hybrid}{again}"
 
 
 class Forms(NamedTuple):
@@ -63,7 +66,7 @@ class Forms(NamedTuple):
     BM25. ``metrics`` are added to the usual ones. If ``apart``, the encoder is also measured
     without its lexical features: the last ``lexical`` numbers of an embedding of this model.
     ``reranker`` ranks the first ``rerank_depth`` documents by whole embeddings again, with BM25
-    where ``hybrid``.
+    where ``hybrid``; ``rerank_share`` is the weight of :func:`.nearest.rank_fusion`.
     """
 
     widths: Sequence[int] = ()
@@ -73,6 +76,7 @@ class Forms(NamedTuple):
     lexical: int = 0
     reranker: Reranker | None = None
     rerank_depth: int = 0
+    rerank_share: float = 1.0
 
     @classmethod
     def of(cls, config: Config, *, held_out: bool) -> Forms:
@@ -91,6 +95,7 @@ class Forms(NamedTuple):
             apart=apart,
             reranker=reranker,
             rerank_depth=asked.rerank_depth,
+            rerank_share=asked.rerank_share,
         )
 
     def each(self) -> list[Form]:
@@ -103,7 +108,7 @@ class Forms(NamedTuple):
     @property
     def reranked(self) -> Form:
         """Return the form that a cross-encoder ranks again."""
-        return Form(hybrid=self.hybrid, reranked=True)
+        return Form(hybrid=self.hybrid, reranked=True, share=self.rerank_share)
 
 
 WHOLE_ALONE = Forms()

@@ -37,7 +37,7 @@ from pipelines.vectors.bm25 import (
     weighted_fusion,
     word_statistics,
 )
-from pipelines.vectors.nearest import Neighbours, best_of, merged, nearest, unit_length
+from pipelines.vectors.nearest import Neighbours, best_of, merged, nearest, rank_fusion, unit_length
 
 DEPTH = 10
 BM25_ALONE = "bm25_ndcg@10"
@@ -276,7 +276,10 @@ def measure(
     if forms.reranker is not None:
         first = rankings.in_forms(forms.rerank_depth)[Form(hybrid=forms.hybrid)]
         again = ranking_of(reranked(tables, first, forms.reranker))
-        found[forms.reranked] = {query: again[query][:shown] for query in again}
+        found[forms.reranked] = {
+            query: rank_fusion(first[query], again[query], forms.rerank_share)[:shown]
+            for query in again
+        }
     return [
         Measured(
             counts

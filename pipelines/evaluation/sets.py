@@ -25,6 +25,7 @@ from pipelines.evaluation.rows import SparkRows, Tables
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.libraries import check_installed
+from pipelines.losses.loss import scores_pairs
 from pipelines.models.lsa.modules import count_terms
 from pipelines.progress import next_part
 from pipelines.runs.model_choice import Metric
@@ -181,6 +182,10 @@ def check_sets(config: Config) -> None:
     Raises:
         InputError: One is missing, cannot be read, or lacks a column.
     """
+    is_reranked = config.evaluation.reranker is not None or scores_pairs(config)
+    if config.evaluation.rerank_share < 1 and not is_reranked:
+        problem = "no evaluation.reranker names a cross-encoder"
+        raise InputError("evaluation.rerank_share", problem, "Leave it out")
     if config.evaluation.reranker is not None:
         check_installed(RERANKER, "transformers")
         Forms.of(config, held_out=False)

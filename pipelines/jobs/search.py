@@ -27,7 +27,7 @@ from pipelines.vectors.search import (
 )
 from pipelines.vectors.store import open_table
 
-RERANK = "--rerank"
+RERANK, SHARE = "--rerank", "--share"
 DEPTH = 50
 """Rows of each query that a cross-encoder ranks again."""
 
@@ -42,14 +42,15 @@ def search(
     hybrid: bool = False,
     rerank: str | None = None,
     depth: int | None = None,
+    share: float | None = None,
 ) -> list[Hit]:
     """Return the k nearest rows of `embedding.output` for each query, the best first.
 
     The section `embedding` names the table, and the new place of a moved model. `indexed` searches
     an index instead of all rows, and builds a missing one. `hybrid` ranks by BM25 too, and fuses
     both rankings. `rerank` is the folder of a cross-encoder, which ranks the best `depth` rows of
-    each query again. Spark starts only for a table above this process's memory, or to build an
-    index.
+    each query again; `share` is the weight of its ranking beside the one before it, 1 by default.
+    Spark starts only for a table above this process's memory, or to build an index.
 
     Raises:
         InputError: There is no such table, cross-encoder or query, the table has vectors of another
@@ -59,8 +60,11 @@ def search(
     if indexed:
         check_installed("--index", "usearch")
     reranker = None
-    if rerank is None and depth is not None:
-        raise InputError("--depth", "no --rerank names a cross-encoder", "Leave it out")
+    for option, value in (("--depth", depth), (SHARE, share)):
+        if rerank is None and value is not None:
+            raise InputError(option, "no --rerank names a cross-encoder", "Leave it out")
+    if share is not None and not 0 < share <= 1:
+        raise InputError(SHARE, f"{share:g} is no share", "Name a number above 0 and at most 1")
     if rerank is not None:
         check_installed(RERANK, "transformers", where=DRIVER)
         place = location(rerank, config.storage).expanduser().absolute()
@@ -82,7 +86,7 @@ def search(
             backend=config.embedding.backend,
             model=config.embedding.model,
         )
-        return found if reranker is None else reranked(found, queries, reranker, k)
+        return found if reranker is None else reranked(found, queries, reranker, k, share or 1.0)
 
 
 def command(
@@ -95,10 +99,20 @@ def command(
     hybrid: bool,
     rerank: str | None,
     depth: int | None,
+    share: float | None,
 ) -> None:
     """Print the rows nearest to the queries of a command line and of a file."""
     if not all(map(str.strip, query or ())):
         raise InputError("--query", "a query is empty", "Write what to search for")
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    hits = search(config, asked, k, indexed=index, hybrid=hybrid, rerank=rerank, depth=depth)
+    hits = search(
+        config,
+        asked,
+        k,
+        indexed=index,
+        hybrid=hybrid,
+        rerank=rerank,
+        depth=depth,
+        share=share,
+    )
     Screen().print(hits_table(asked, hits))

@@ -57,7 +57,7 @@ from pipelines.models.folder import (
     without_output,
     write_encoder,
 )
-from pipelines.models.identity import FIELD, model_digest
+from pipelines.models.identity import FIELD, model_digest, recorded_digest
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.modules import with_terms
 from pipelines.models.rerankers.write import reranker_card, write_reranker
@@ -468,7 +468,11 @@ def _write_reranker(
     card = reranker_card(spec, start_licence(run.config))
     tokenizer = prepared.tokens.tokenizer
     write_reranker(paths.reranker, spec, made.encoder_weights, head, tokenizer, card)
+    figures[FIELD] = model_digest(paths.reranker)
     update_run_metrics(run.run_folder, {"model": figures})
+    measured = storage.read_json(paths.metrics).get("measured", {})
+    if recorded_digest(measured) != figures[FIELD]:
+        forget_evaluation(run.run_folder)
     return paths.reranker
 
 

@@ -147,7 +147,7 @@ def _pointed(target: Location) -> Location | None:
         text = pointer.read_text("utf-8", "replace").strip()
         named = text.split("/")
         # An address in a store does not go up, and a name from elsewhere may be anything.
-        is_name = text.isprintable() and len(text) < _LONGEST_NAME
+        is_name = text.isprintable() and len(text.encode()) < _LONGEST_NAME
         is_inside = is_name and ".." not in named and all(named)
         found = target.joinpath(*named) if is_inside else pointer
     elif pointer.exists():

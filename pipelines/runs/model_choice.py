@@ -19,7 +19,7 @@ from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.adaptation import DOWN, UP, Frozen, changed
+from pipelines.models.adaptation import DOWN, OBJECTIVE, UP, Frozen, changed
 from pipelines.models.folder import read_encoder
 from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import (
@@ -305,4 +305,7 @@ def _with_start(trained: Checkpoint, start: Weights, share: float) -> Checkpoint
 
 
 def _changed(state: Checkpoint) -> Weights:
-    return changed(state.weights, state.frozen.weights, state.frozen.scale)
+    """Return the changed weights of the encoder, and those of the objective: a head is one."""
+    of_encoder = changed(state.weights, state.frozen.weights, state.frozen.scale)
+    kept = {name: state.weights[name] for name in state.weights if name.startswith(OBJECTIVE)}
+    return of_encoder | kept

@@ -62,6 +62,9 @@ class EvaluationSettings(Settings):
     `rerank_depth` documents (`NAME+rerank`, `NAME+bm25+rerank`)."""
     rerank_depth: int = Field(default=50, ge=10, le=1000)
     """Documents of each query for `reranker`."""
+    rerank_share: float = Field(default=1.0, gt=0, le=1)
+    """Weight of the ranking of `reranker` beside the one before it, like `search --share`
+    (`NAME+rerank@0.3`)."""
     geometry: bool = True
     """Measure alignment and uniformity of held-out pairs."""
     every_checkpoints: int = Field(default=0, ge=0)

@@ -65,7 +65,7 @@ class Lineage:
     made: str | None = None
 
 
-_Version = Annotated[int, Field(ge=0, lt=2**63)]
+_Version = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class _Manifest(TypedDict, total=False):
@@ -166,7 +166,7 @@ def read_log(home: Location, version: int) -> ChangeLog | None:
         raise DamagedFileError(str(path), str(error)) from error
     head = records.read_line(path, metadata.get(METADATA, b""), _Head)
     assert head is not None, "only a torn line is None"
-    log = ChangeLog(path=path, **head)
+    log = ChangeLog(path=path, **{name: head[name] for name in _HEAD})
     if log.version != version or (log.since is not None and log.since >= version):
         problem = f"it is the log of version {log.version} since {log.since}"
         raise DamagedFileError(str(path), problem)

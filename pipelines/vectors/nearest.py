@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,11 @@ blocks, and must not decide the order of two equal texts."""
 
 BLOCK_CELLS = 4 * 2**20
 """Scores in memory at a time: 32 MiB."""
+
+
+_RANKS_AHEAD = 60
+"""Added to ranks before they are inverted: the constant of the source."""
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,20 @@ def best_of(found: Neighbours, k: int) -> Neighbours:
     """Return the k best of each query, in order; ties go to the lower id."""
     order = np.lexsort((found.documents, -found.scores, found.queries))
     return found.where(order[ranks(found.queries[order]) < k])
+
+
+def rank_fusion(first: Sequence[_Item], second: Sequence[_Item], share: float) -> list[_Item]:
+    """Return the items of two rankings of a query by weighted sums of their reciprocal ranks.
+
+    ``share`` is the weight of the second one, from 0 to 1. Ties keep the order of the first.
+    Source: Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and
+    individual Rank Learning Methods", SIGIR 2009; there both weights are equal.
+    """
+    sums: dict[_Item, float] = {}
+    for ranking, weight in ((first, 1 - share), (second, share)):
+        for rank, item in enumerate(ranking, start=1):
+            sums[item] = sums.get(item, 0.0) + weight / (_RANKS_AHEAD + rank)
+    return sorted(sums, key=sums.__getitem__, reverse=True)
 
 
 def ranks(queries: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,7 +48,7 @@ from pipelines.vectors.embedding import (
 )
 from pipelines.vectors.exact import best_of_files, deal, search_table
 from pipelines.vectors.index import build_index, has_index, search_index
-from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, unit_length
+from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, rank_fusion, unit_length
 from pipelines.vectors.parts import read_rows
 from pipelines.vectors.store import VectorFile, VectorTable, on_this_machine, rows_at, vectors_at
 
@@ -178,10 +178,18 @@ def find_texts(
     return _hits(table, fused.found, fused.cosines, fused)
 
 
-def reranked(hits: Sequence[Hit], queries: Sequence[str], reranker: Reranker, k: int) -> list[Hit]:
+def reranked(
+    hits: Sequence[Hit],
+    queries: Sequence[str],
+    reranker: Reranker,
+    k: int,
+    share: float = 1.0,
+) -> list[Hit]:
     """Rank the hits of each query again by a cross-encoder, and return its k best.
 
-    Rows without a text come last. Equal scores keep their order.
+    ``share`` is the weight of its ranking beside the one before it, see
+    :func:`.nearest.rank_fusion`. In its ranking, rows without a text come last. Equal scores keep
+    their order.
 
     Raises:
         InputError: The cross-encoder cannot be loaded.
@@ -191,16 +199,15 @@ def reranked(hits: Sequence[Hit], queries: Sequence[str], reranker: Reranker, k:
     known = [hit for hit in hits if hit.text is not None]
     score = CrossEncoder(reranker)
     scores = score([queries[hit.query] for hit in known], [str(hit.text) for hit in known])
-    scored = [
-        *(replace(hit, score=float(one)) for hit, one in zip(known, scores, strict=True)),
-        *(hit for hit in hits if hit.text is None),
-    ]
-    order = sorted(scored, key=lambda hit: (hit.query, np.inf if hit.score is None else -hit.score))
-    return [
-        replace(hit, rank=rank)
-        for _, of_query in groupby(order, key=lambda hit: hit.query)
-        for rank, hit in enumerate(islice(of_query, k), start=1)
-    ]
+    scored = iter(scores.tolist())
+    hits = [hit if hit.text is None else replace(hit, score=next(scored)) for hit in hits]
+    found = []
+    for _, of_query in groupby(hits, key=lambda hit: hit.query):
+        first = [*of_query]
+        order = sorted(first, key=lambda hit: np.inf if hit.score is None else -hit.score)
+        best = rank_fusion(first, order, share)[:k]
+        found += [replace(hit, rank=rank) for rank, hit in enumerate(best, start=1)]
+    return found
 
 
 def embed_queries(

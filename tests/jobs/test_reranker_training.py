@@ -33,7 +33,7 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def config(prepared, tmp_path_factory) -> Config:
     settings = small_config(
-        prepared, engine="local", framework="torch", workers=1, max_steps=40, checkpoint_every=20
+        prepared, engine="local", framework="torch", workers=1, max_steps=30, checkpoint_every=20
     )
     updates = {
         "run": settings.run.model_copy(
@@ -81,3 +81,12 @@ def test_its_ranking_is_compared_with_the_starts(config, trained, figures):
 def test_a_run_of_another_kind_is_not_its_reranker(config, trained):
     with pytest.raises(InputError, match=r"^promotion\.|^run\.folder"):
         pipelines.promote(config.changed("promotion", target=str(trained.parent / "served")))
+
+
+def test_the_figures_stay_until_another_one_is_written(config, trained, figures):
+    metrics = Path(config.run.folder) / "metrics.json"
+    pipelines.train(config.changed("training", resume=True))
+    assert json.loads(metrics.read_text())["after"] == figures["after"]
+    another = config.changed("training", resume=True, average_checkpoints=2)
+    pipelines.train(another)
+    assert not {"after", "measured"} & json.loads(metrics.read_text()).keys()

@@ -19,6 +19,9 @@ from pipelines.report.run_page import write_report
 from pipelines.runs.job_records import add_restart
 from pipelines.runs.run import Restart
 
+# Of the drawing; what pages show is tested as values elsewhere.
+pytestmark = pytest.mark.slow
+
 HEADINGS = [
     "Evaluation",
     "A map of held-out pairs",

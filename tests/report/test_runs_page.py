@@ -25,6 +25,9 @@ from pipelines.report.runs_page import (
 )
 from pipelines.settings.load import dump, load, parse
 
+# Of the drawing; what pages show is tested as values elsewhere.
+pytestmark = pytest.mark.slow
+
 HEADINGS = ["Runs", "Figures", "Curves", "Settings", "Time", "Environment"]
 
 

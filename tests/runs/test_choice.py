@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from steppers import SPEC
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.adaptation import DOWN, UP, Frozen, effective
+from pipelines.models.adaptation import DOWN, UP, Frozen, effective, of_objective
 from pipelines.models.folder import default_start, write_encoder
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
@@ -135,6 +136,16 @@ def test_checkpoints_are_averaged_but_for_the_start(run, count, steps):
     assert choice.checkpoint.encoder_weights[WORDS][0, 0] == np.mean(steps)
     told = told_choice(choice.figures)
     assert told == f"the mean of the {len(steps)} checkpoints of steps {steps[0]} to 9"
+
+
+def test_the_head_of_a_cross_encoder_is_averaged_too(tmp_path):
+    for step in (3, 6):
+        kept = state(step)
+        head = {"objective.rerank.score.weight": np.full((1, 16), step, np.float32)}
+        save_checkpoint(tmp_path, replace(kept, weights={**kept.weights, **head}), keep=9)
+    made = choose(tmp_path, training(average_checkpoints=2, checkpoint_every=3), 6).checkpoint
+    assert (of_objective(made.averages)["rerank.score.weight"] == 4.5).all()
+    assert not any(name.startswith("objective") for name in made.encoder_weights)
 
 
 AVERAGED = {"average_checkpoints": 3, "checkpoint_every": 3, "keep_checkpoints": 1, "restarts": 0}

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.vectors import nearest as module
-from pipelines.vectors.nearest import SCORE_DECIMALS, Neighbours, merged, nearest, unit_length
+from pipelines.vectors.nearest import (
+    SCORE_DECIMALS,
+    Neighbours,
+    merged,
+    nearest,
+    rank_fusion,
+    unit_length,
+)
 
 
 def brute_force(queries, documents, ids, k):
@@ -69,6 +76,15 @@ def test_blocks_of_queries_change_nothing(monkeypatch) -> None:
     # A product's last bits depend on the block, which may tip the rounding.
     np.testing.assert_allclose(cut.scores, whole.scores, atol=1.5 * 10**-SCORE_DECIMALS)
     assert len(whole.queries) == 500
+
+
+def test_rankings_are_fused_by_reciprocal_ranks_and_ties_stay_in_the_order_of_the_first() -> None:
+    # 1/61 + 1/63 is more than 2/62; what only one ranking has counts once.
+    assert rank_fusion("abc", "cba", 0.5) == ["a", "c", "b"]
+    assert rank_fusion("ab", "cb", 0.5) == ["b", "a", "c"]
+    assert rank_fusion("abc", "cba", 0.3) == ["a", "b", "c"]
+    assert rank_fusion("abc", "cab", 1) == ["c", "a", "b"]
+    assert rank_fusion("", "", 0.5) == []
 
 
 def test_unit_length_leaves_zero_rows() -> None:

@@ -19,6 +19,7 @@ from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.rerankers.folder import read_reranker
 from pipelines.settings import Config
 from pipelines.vectors.embedding import vector_array
+from pipelines.vectors.nearest import rank_fusion
 from pipelines.vectors.search import Hit, reranked
 from pipelines.vectors.table_job import MANIFEST_FILE
 
@@ -61,6 +62,17 @@ def test_the_best_rows_of_a_cross_encoder_are_first(table, small_model, lines, r
     assert [hit.text for hit in found] != [hit.text for hit in nearest if hit.rank <= 5]
 
 
+def test_its_ranking_may_be_fused_with_the_one_before_it(table, small_model, lines, reranker):
+    config, query = config_of(table, small_model), lines[4]
+    first = [hit.position for hit in pipelines.search(config, [query], 30)]
+    asked = {"rerank": str(reranker), "depth": 30}
+    again = [hit.position for hit in pipelines.search(config, [query], 30, **asked)]
+    found = pipelines.search(config, [query], 5, **asked, share=0.3)
+    assert [hit.position for hit in found] == rank_fusion(first, again, 0.3)[:5]
+    assert [hit.rank for hit in found] == [1, 2, 3, 4, 5]
+    assert all(hit.score is not None for hit in found)
+
+
 def test_rows_without_a_text_come_last_and_equal_ones_keep_their_order(reranker):
     hits = [
         Hit(0, 1, 0.9, 7, None),
@@ -89,6 +101,10 @@ def test_the_command_shows_the_scores(table, small_model, lines, reranker, capsy
 
 def test_what_cannot_be_ranked_again_is_refused(table, small_model, lines, tmp_path, reranker):
     config = config_of(table, small_model)
+    with pytest.raises(InputError, match=r"^--share: no --rerank names a cross-encoder\. Leave it"):
+        pipelines.search(config, lines[:1], 3, share=0.3)
+    with pytest.raises(InputError, match=r"^--share: 0 is no share\. Name a number above 0"):
+        pipelines.search(config, lines[:1], 3, rerank=str(reranker), share=0)
     with pytest.raises(InputError, match=r"^--rerank: there is no folder /nowhere"):
         pipelines.search(config, lines[:1], 3, rerank="/nowhere")
     with pytest.raises(InputError, match=r"^--rerank: .* holds BertModel"):
