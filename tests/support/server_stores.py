@@ -112,7 +112,7 @@ def entities_of(address: str, name: str) -> Rows:
     from pymilvus import MilvusClient
     from pymilvus.client.cache import GlobalCache
 
-    # It is kept by port, and a file of before may have had the same; writes notice, reads do not.
+    # Schemas are kept by port, which an earlier file may have had. Only writes notice.
     GlobalCache.schema.clear()
     client = MilvusClient(address, dedicated=True)
     try:
