@@ -115,6 +115,7 @@ class Architecture:
         packs: Whether its form in PyTorch takes texts of several segments without padding, each
             with its own noise. Otherwise it gets texts of similar length together, and with dropout
             one segment at a time.
+        compiles: Whether its form in PyTorch compiles parts of its layers, if asked to.
     """
 
     spec: type[EncoderSpec]
@@ -132,6 +133,7 @@ class Architecture:
     token_losses: tuple[TokenNeed, ...] = ()
     leaves_ends_out: bool = False
     packs: bool = False
+    compiles: bool = False
 
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:
@@ -165,7 +167,7 @@ def form_of(spec: EncoderSpec, name: str) -> Any:
 
 
 def check_framework(architecture: Architecture, config: Config) -> None:
-    """Refuse a framework, or an engine with layers of its own, without a form."""
+    """Refuse a framework, or an engine with layers of its own, without a form; and its compiler."""
     framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
     if not has_form_of_engine(architecture, engine):
@@ -173,6 +175,12 @@ def check_framework(architecture: Architecture, config: Config) -> None:
             "training.engine",
             f"architecture {architecture.spec.kind} has no implementation in {engine}",
             "Set it to torch",
+        )
+    if config.training.compile and not architecture.compiles:
+        raise InputError(
+            "training.compile",
+            f"architecture {architecture.spec.kind} has no parts to compile",
+            "Set it to false",
         )
 
 

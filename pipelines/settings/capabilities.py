@@ -117,6 +117,7 @@ CHECKPOINTING = Feature(
     "activation checkpointing",
     lambda asked: asked.training.activation_checkpointing,
 )
+COMPILING = Feature("training.compile", "compiled layers", lambda asked: asked.training.compile)
 COMPRESSION = Feature(
     "training.compression", "compression", lambda asked: asked.training.compression != "none"
 )
@@ -266,6 +267,16 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         CHECKPOINTING, NOT_TORCH, "framework `{training.framework}` keeps all activations", _TORCH
     ),
+    Limit(
+        COMPILING, NOT_TORCH, "framework `{training.framework}` compiles nothing by itself", _TORCH
+    ),
+    Limit(
+        COMPILING,
+        DIVIDED,
+        "the matrices of a layer are divided, and so is what would be compiled",
+        "Leave it out, or leave training.model_parallel at 1",
+    ),
+    Limit(COMPILING, MEGATRON, "engine megatron has layers of its own", _LEAVE_OUT),
     Limit(
         MICRO_BATCHES, NOT_TORCH, "framework `{training.framework}` embeds whole granules", _TORCH
     ),

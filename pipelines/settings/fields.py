@@ -236,6 +236,7 @@ _ELSEWHERE = {
     "training.clip_norm": "max_grad_norm gradient_clip_val clip_grad_norm",
     "training.precision": "mixed_precision",
     "training.activation_checkpointing": "gradient_checkpointing",
+    "training.compile": "torch_compile",
     "training.checkpoint_every": "save_steps",
     "training.keep_checkpoints": "save_total_limit",
     "training.log_every": "logging_steps",

@@ -88,6 +88,7 @@ RECORDED = (
     "training.precision",
     "training.activation_checkpointing",
     "training.tokens_per_forward",
+    "training.compile",
     *CHOICES,
 )
 """How the same updates are made, and how many: they may change, and ``history.json`` records it."""

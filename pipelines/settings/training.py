@@ -187,6 +187,9 @@ class TrainingSettings(Settings):
     """`torch`: padded tokens per forward pass, for as many granules as fit. Larger granules pass in
     parts, twice, with the same loss. Null: whole granules, of as many tokens as keep the device
     busy. See [training](../concepts/training.md#memory)."""
+    compile: bool = False
+    """`torch`, encoders of BERT's family: compile the operations between matrix products. See
+    [training](../concepts/training.md#compiled-layers)."""
     seed: int = Field(default=17, ge=0)
     """Seed of step order, dropout and random weights."""
     log_every: int = Field(default=10, ge=1)

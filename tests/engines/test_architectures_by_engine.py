@@ -26,6 +26,7 @@ RUNS = [
     *(("torch", name, {"dropout": 0.1}) for name in FAMILIES),
     ("torch", "mpnet", SHARDED),
     ("torch", "roberta", SHARDED),
+    ("torch", "roberta", {"compile": True, "dropout": 0.1}),
     ("torch", "modernbert", SHARDED),
     ("torch", "qwen3", {"activation_checkpointing": True}),
     # At the rate of the others each step of so small a decoder triples what rounding made.

@@ -32,6 +32,7 @@ ASKING = {
     "corpus.sources": {"corpus": {"sources": [{"name": "one"}, {"name": "two"}]}},
     "training.tokens_per_forward": {"training": {"tokens_per_forward": 512}},
     "training.activation_checkpointing": {"training": {"activation_checkpointing": True}},
+    "training.compile": {"training": {"compile": True}},
     "training.compression": {"training": {"compression": "fp16"}},
     "bf16 gradients": {"training": {"compression": "bf16"}},
     "training.offload": {"training": {"offload": "cpu"}},

@@ -126,6 +126,7 @@ CHECKS: tuple[Check, ...] = (
     *_by_argument("steps", "torch_steps:steps", STEPS, short=("plain", "micro-batches")),
     Check(name="steps under dropout", function="torch_steps:under_dropout", short=True),
     Check(name="packed granules", function="torch_steps:packed", short=True),
+    Check(name="compiled layers", function="torch_steps:compiled_layers"),
     Check(name="engine local", function="runs:local_engine", short=True),
     Check(name="checkpoint and resume", function="runs:resumed"),
     *_by_argument("a worker of a task, one rank", "ranks:of_task", tuple(ALONE)),

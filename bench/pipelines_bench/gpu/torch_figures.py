@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from pipelines_bench.gpu.models import sentences, write_model
 from pipelines_bench.gpu.torch_machine import wait_for, workers_on
 from pipelines_bench.gpu.torch_peak import measured_peak, seconds_of
 from pipelines_bench.gpu.torch_samples import granule
-from pipelines_bench.gpu.torch_steps import RATE, Way, new_stepper, one_by_one
+from pipelines_bench.gpu.torch_steps import RATE, Way, compiling, new_stepper, one_by_one
 
 LONGEST = 128
 TIMES, WARM_UP = 12, 3
@@ -144,7 +144,7 @@ def flops(spec: BertSpec, lengths: np.ndarray) -> float:
 def _steps_of(
     place: Place, spec: BertSpec, size: int, count: int, dropout: float, peak: float
 ) -> dict[str, float]:
-    """Figures of steps with some granules of a size, in the present form and in that of before."""
+    """Figures of steps with some granules of a size, in the present form and in others."""
     settings = {"precision": "bf16", "dropout": dropout, "granules_per_step": count, "workers": 1}
     granules = [
         granule(7 + number, examples=size, longest=LONGEST, vocabulary=spec.vocabulary)
@@ -153,10 +153,10 @@ def _steps_of(
     work = StepWork(0, 0, granules)
     lengths = np.concatenate([side.lengths for part in granules for side in part.sides.values()])
     figures: dict[str, float] = {}
-    for before in (False, True):
+    for name_of_form, form in _forms(place).items():
         with workers_on(place.device), _memory_of(place) as most:
             stepper, _ = new_stepper(Way(settings={"training": settings}, spec=spec))
-            with form_of_before(stepper) if before else nullcontext():
+            with form(stepper):
                 seconds = seconds_of(
                     partial(stepper.step, work, RATE),
                     place.device,
@@ -172,9 +172,16 @@ def _steps_of(
             f"{_unit(place)} a step": float(launches),
             **most,
         }
-        figures |= {f"{'before: ' if before else ''}{name}": value for name, value in found.items()}
+        figures |= {f"{name_of_form}{name}": value for name, value in found.items()}
     what = f"{count} x {size} pairs" if count > 1 else f"{size} pairs"
     return {f"{what}, dropout {dropout}: {name}": value for name, value in figures.items()}
+
+
+def _forms(place: Place) -> Mapping[str, Callable[[TorchStepper], AbstractContextManager[None]]]:
+    """The forms of a step, with their names before those of the figures."""
+    forms = {"": lambda stepper: nullcontext(), "before: ": form_of_before}
+    # Compiling takes longer than all else on a CPU, where it gains nothing.
+    return forms | ({"compiled: ": lambda stepper: compiling(place)} if place.on_gpu else {})
 
 
 @contextmanager

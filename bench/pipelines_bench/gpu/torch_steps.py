@@ -11,9 +11,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from pipelines.catalog import LOSSES
+from pipelines.errors import InputError
 from pipelines.models.adaptation import split
+from pipelines.models.frameworks.torch_compile import check_compiler, set_compiling
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
@@ -24,7 +27,7 @@ from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
-from pipelines_bench.gpu.checks import Finding, Place
+from pipelines_bench.gpu.checks import Finding, Place, SkippedError
 from pipelines_bench.gpu.torch_machine import workers_on
 from pipelines_bench.gpu.torch_samples import (
     PAIR,
@@ -149,6 +152,46 @@ def packed(place: Place) -> Finding:
         apart = all_same("gradients", found[1], expected[1], 2e-4 if is_exact else 0.1)
         told.append(f"{precision}, dropout {dropout}: gradients {apart:.1e} apart")
     return Finding("; ".join(told))
+
+
+def compiled_layers(place: Place) -> Finding:
+    """Compiled layers have the loss and the gradients of the others, at any number of tokens."""
+    told = []
+    for precision, dropout in product(("fp32", "bf16"), (0.0, DROPPED)):
+        way = Way(
+            settings={"training": {"precision": precision, "dropout": dropout, "clip_norm": 0.0}}
+        )
+        with workers_on(place.device):
+            stepper, sides = new_stepper(way)
+            weights = dict(stepper.checkpoint(0).weights)
+            is_exact = precision == "fp32"
+            for count in (1, PACKED):
+                work = StepWork(0, 0, [granule(number, sides) for number in range(count)])
+                expected = stepper.gradients(work, weights)
+                with compiling(place):
+                    found = stepper.gradients(work, weights)
+                _close("the loss", found[0], expected[0], FIRST if is_exact else BF16_CURVE)
+                apart = all_same("gradients", found[1], expected[1], 2e-4 if is_exact else 0.1)
+        told.append(f"{precision}, dropout {dropout}: gradients {apart:.1e} apart")
+    return Finding("; ".join(told))
+
+
+@contextmanager
+def compiling(place: Place) -> Iterator[None]:
+    """While this process compiles layers.
+
+    Raises:
+        SkippedError: There is no compiler for the device.
+    """
+    try:
+        check_compiler(torch.device(place.device))
+    except InputError as error:
+        raise SkippedError(str(error)) from error
+    set_compiling(True)
+    try:
+        yield
+    finally:
+        set_compiling(False)
 
 
 @contextmanager

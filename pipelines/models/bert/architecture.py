@@ -58,6 +58,7 @@ def family_member(
         division=DIVISION,
         token_losses=("tokens", "decoder"),
         packs=True,
+        compiles=True,
     )
 
 

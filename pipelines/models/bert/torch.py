@@ -7,7 +7,7 @@ An encoder may be whole, or one worker's part of it. :mod:`pipelines.models.fram
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -36,8 +36,9 @@ from pipelines.models.frameworks.torch import (
     summed_linear,
 )
 from pipelines.models.frameworks.torch_batch import Batch, by_segment, pool, to_device
+from pipelines.models.frameworks.torch_compile import compiled, compiles, of_any_length
 from pipelines.models.frameworks.torch_division import ALONE, WHOLE, Members, Part
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
+from pipelines.models.frameworks.torch_dropout import DrawnMask, DropoutMasks, dropped
 from pipelines.models.frameworks.torch_module import EncoderModule, Inputs, Unit
 from pipelines.models.weights import WORDS, part_bounds, part_shape
 from pipelines.settings import TrainingSettings
@@ -431,21 +432,35 @@ class BertEncoder(StageEncode):
         # BERT drops probabilities and not scores: a text then misses a token, as with a word left
         # out.
         context = attend(qkv, batch, Heads.of(self._spec.heads, members), masks, site, bias)
-        attended = summed_linear(members, context, *layer.attention_output)
-        # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
-        states = states + dropped(masks, site + 1, attended)
-        return layer_norm(self._spec, states, layer.attention_norm)
+        return self._compute(
+            _add_attention,
+            *(masks, site + 1, states, context, layer.attention_output, layer.attention_norm),
+        )
 
     def _run_feed_forward(
         self, number: int, states: torch.Tensor, masks: DropoutMasks | None
     ) -> torch.Tensor:
-        layer, members, site = self._layers[number], self._members, first_dropout_site(number)
-        entered = members.enter(states).to(layer.intermediate.weight.dtype)
-        # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to
-        # 5e-4.
-        wide = functional.gelu(linear(entered, *layer.intermediate))
-        output = dropped(masks, site + 2, summed_linear(members, wide, *layer.output))
-        return layer_norm(self._spec, states + output, layer.output_norm)
+        layer, site = self._layers[number], first_dropout_site(number)
+        return self._compute(
+            _feed_forward,
+            *(masks, site + 2, states, layer.intermediate, layer.output, layer.output_norm),
+        )
+
+    def _compute(
+        self,
+        part: Callable[..., torch.Tensor],
+        masks: DropoutMasks | None,
+        site: int,
+        states: torch.Tensor,
+        *rest: torch.Tensor | Dense,
+    ) -> torch.Tensor:
+        """Run a part of a layer, compiled if this process compiles and has the whole layer."""
+        if not compiles() or self._members.size > 1:
+            return part(self._spec, self._members, masks, site, states, *rest)
+        drawn = None if masks is None else masks.drawn(site, states)
+        of_any_length(states, *rest, None if drawn is None else drawn.kept)
+        # The place is no constant of the compiled code, which all layers share.
+        return compiled(part)(self._spec, ALONE, drawn, 0, states, *rest)
 
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return fp32 [texts, hidden]."""
@@ -501,6 +516,40 @@ class BertEncoder(StageEncode):
         hidden = later.triu(1).expand(self._spec.heads, -1, -1)
         relative = relative_bias(self._spec, self._weights, batch)
         return hidden if relative is None else hidden + relative
+
+
+def _add_attention(
+    spec: BertSpec,
+    members: Members,
+    masks: DropoutMasks | DrawnMask | None,
+    site: int,
+    states: torch.Tensor,
+    context: torch.Tensor,
+    output: Dense,
+    norm: Dense,
+) -> torch.Tensor:
+    """Return the states, fp32 [tokens, hidden], with what attention has mixed."""
+    attended = summed_linear(members, context, *output)
+    # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+    return layer_norm(spec, states + dropped(masks, site, attended), norm)
+
+
+def _feed_forward(
+    spec: BertSpec,
+    members: Members,
+    masks: DropoutMasks | DrawnMask | None,
+    site: int,
+    states: torch.Tensor,
+    intermediate: Dense,
+    output: Dense,
+    norm: Dense,
+) -> torch.Tensor:
+    """Return the states, fp32 [tokens, hidden], after the feed-forward block."""
+    entered = members.enter(states).to(intermediate.weight.dtype)
+    # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
+    wide = functional.gelu(linear(entered, *intermediate))
+    added = dropped(masks, site, summed_linear(members, wide, *output))
+    return layer_norm(spec, states + added, norm)
 
 
 def layer_weights(

@@ -71,6 +71,8 @@ def multiplied(
 
 
 def _is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
     is_fp32 = left.dtype == right.dtype == torch.float32 and left.numel() > 0
     # Under autocast PyTorch itself chooses the type of a product.
     is_own = right.device.type == "cpu" and not torch.is_autocast_enabled("cpu")

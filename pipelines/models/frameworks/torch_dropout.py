@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipelines.models.frameworks.torch_batch import Batch, by_segment, to_device
+from pipelines.models.frameworks.torch_compile import compiled, of_any_length
 from pipelines.models.spec import WHOLE_NOISE, DropoutRates, EncoderSpec, NoisePlace
 
 _LEVELS = 2**16
@@ -38,6 +40,23 @@ _HASHED_AT_ONCE = 2**24
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+@dataclass(frozen=True)
+class DrawnMask:
+    """The mask of one place.
+
+    Attributes:
+        kept: [tokens, width]: true or a factor for values that are kept.
+        scale: What these are multiplied by besides.
+    """
+
+    kept: torch.Tensor
+    scale: float
+
+    def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
+        """Return values under the mask, in fp32; see :meth:`DropoutMasks.drop`."""
+        return values.float() * self.kept * self.scale
 
 
 class DropoutMasks:
@@ -74,11 +93,18 @@ class DropoutMasks:
 
     def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
         """Return values [tokens, width] under the mask of a place, in fp32."""
+        drawn = self.drawn(site, values)
         if by_segment(self._device):
-            return values * self.mask(site, values.shape)
-        scale = _LEVELS / (_LEVELS - _dropped_levels(self.rates.hidden))
-        result: torch.Tensor = _Dropped.apply(values, self._kept(site, *values.shape), scale)
+            return values * drawn.kept
+        result: torch.Tensor = _Dropped.apply(values, drawn.kept, drawn.scale)
         return result
+
+    def drawn(self, site: int, values: torch.Tensor) -> DrawnMask:
+        """Return the mask of a place for values [tokens, width], for compiled code."""
+        if by_segment(self._device):
+            return DrawnMask(self.mask(site, values.shape), 1.0)
+        scale = _LEVELS / (_LEVELS - _dropped_levels(self.rates.hidden))
+        return DrawnMask(self._kept(site, *values.shape), scale)
 
     def plan(self, sites: Sequence[int]) -> None:
         """Name coming places of values of one width, in order; a GPU may hash for several at once.
@@ -214,7 +240,9 @@ def joined_masks(masks: Sequence[DropoutMasks | None], batch: Batch) -> DropoutM
     return found[0] if len(found) == 1 else JoinedMasks(found, batch.tokens_of_segments)
 
 
-def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
+def dropped(
+    masks: DropoutMasks | DrawnMask | None, site: int, values: torch.Tensor
+) -> torch.Tensor:
     """Return values under the mask of a place; unchanged without dropout."""
     return values if masks is None else masks.drop(site, values)
 
@@ -231,7 +259,12 @@ def keeps(keys: torch.Tensor, sites: Sequence[int], width: int, dropped: int) ->
     """
     firsts = np.array(sites, np.int64)[:, None, None] * _WORDS_OF_PLACE
     columns = (firsts + np.arange(-(-width // _VALUES))) * np.int64(_GOLDEN)
-    words = keys[:, None] + to_device(columns, keys.device)
+    of_any_length(keys)
+    return compiled(_keeps)(keys, to_device(columns, keys.device), width, dropped)
+
+
+def _keeps(keys: torch.Tensor, columns: torch.Tensor, width: int, dropped: int) -> torch.Tensor:
+    words = keys[:, None] + columns
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         words = _xor_shift(words, shift).mul_(factor)
     bits = _xor_shift(words, 31).view(torch.int16)[..., :width]
