@@ -1,6 +1,10 @@
 """Compiled layers give the loss and the gradients of the others, in fewer kernels."""
 
+import json
 import re
+import subprocess
+import sys
+import sysconfig
 from collections import Counter
 
 import pytest
@@ -20,13 +24,16 @@ from pipelines.settings.load import parse
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def compiling():
-    """Switches the compiler on and off, and leaves it off."""
+@pytest.fixture(autouse=True)
+def fresh_compiler(tmp_path_factory, monkeypatch):
+    """A compiler that has compiled nothing, and that is switched off at the end."""
+    # All tests of this process share what takes a compiler long: its own headers.
+    folder = tmp_path_factory.getbasetemp() / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     torch._dynamo.reset()
     counters.clear()
-    yield torch_compile.set_compiling
-    torch_compile.set_compiling(False)
+    yield
+    torch_compile.compile_nothing()
 
 
 @pytest.fixture
@@ -35,15 +42,13 @@ def at_once(monkeypatch):
     monkeypatch.setattr(torch_batch, "BY_SEGMENT", frozenset())
 
 
-def both(compiling, training, numbers):
+def both(training, numbers):
     """Loss and gradients, without the compiler and with it."""
-    each = stepper("torch", {}, {"clip_norm": 0.0} | training, spec=SPEC)
     parts, start = work(0, *map(granule, numbers)), random_weights(SPEC, 3)
-    found = []
-    for on in (False, True):
-        compiling(on)
-        found.append(each.gradients(parts, start))
-    return found
+    return [
+        stepper("torch", {}, {"clip_norm": 0.0, "compile": on} | training).gradients(parts, start)
+        for on in (False, True)
+    ]
 
 
 def assert_same(expected, found, share):
@@ -61,28 +66,25 @@ def assert_same(expected, found, share):
         pytest.param("fp32", 0.0, {}, marks=pytest.mark.matrix),
     ],
 )
-def test_compiled_layers_have_the_same_gradients_at_any_length(
-    compiling, at_once, precision, dropout, more
-):
+def test_compiled_layers_have_the_same_gradients_at_any_length(at_once, precision, dropout, more):
     training = {"precision": precision, "dropout": dropout, **more}
     share = 2e-6 if precision == "fp32" else 1e-4
-    assert_same(*both(compiling, training, range(2)), share)
+    assert_same(*both(training, range(2)), share)
     assert counters["stats"]["unique_graphs"]
     # The same code takes steps of other lengths.
     with tracing.patch(error_on_recompile=True):
-        assert_same(*both(compiling, training, range(5)), share)
-        assert_same(*both(compiling, training, range(6, 7)), share)
+        assert_same(*both(training, range(5)), share)
+        assert_same(*both(training, range(6, 7)), share)
     assert not counters["graph_break"]
 
 
 @pytest.mark.matrix
-def test_masks_of_a_cpu_are_the_same_in_compiled_layers(compiling):
-    assert_same(*both(compiling, {"dropout": 0.2}, range(2)), 2e-6)
+def test_masks_of_a_cpu_are_the_same_in_compiled_layers():
+    assert_same(*both({"dropout": 0.2}, range(2)), 2e-6)
     assert counters["stats"]["unique_graphs"]
 
 
-def test_passes_without_a_gradient_are_not_compiled(compiling):
-    compiling(True)
+def test_passes_without_a_gradient_are_not_compiled():
     each = stepper("torch", {"negatives": "step"}, {"compile": True})
     with torch.no_grad():
         (objective,) = each._objectives
@@ -91,7 +93,7 @@ def test_passes_without_a_gradient_are_not_compiled(compiling):
 
 
 @pytest.mark.matrix
-def test_compiled_layers_start_fewer_kernels(compiling, at_once, monkeypatch):
+def test_compiled_layers_start_fewer_kernels(at_once, monkeypatch):
     # A CPU's attention has other operations than a GPU's.
     monkeypatch.setattr(bert, "attend", lambda qkv, *_: qkv[:, : SPEC.hidden].contiguous())
     counts = {}
@@ -133,9 +135,34 @@ VIEWS = re.compile(
 
 
 def test_a_worker_without_a_compiler_says_so():
-    refused = pytest.raises(InputError, match=r"training\.compile: .*no C\+\+ compiler.* Install")
+    refused = pytest.raises(InputError, match=r"training\.compile: .*without a C\+\+ compiler")
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}), refused:
         stepper("torch", {}, {"compile": True})
+    assert not torch_compile.compiles()
+
+
+def test_a_worker_without_the_headers_of_python_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(
+        InputError, match=r"training\.compile: .*without the header files of Python"
+    ):
+        stepper("torch", {}, {"compile": True})
+
+
+def test_steps_that_are_not_compiled_do_not_load_the_compiler():
+    script = """
+import sys
+sys.path[:] = json.loads(sys.argv[1])
+from steppers import granule, random_weights, stepper, SPEC, work
+from pipelines.models.frameworks import torch_batch
+torch_batch.BY_SEGMENT = frozenset()
+each = stepper("torch", {}, {"dropout": 0.2})
+each.gradients(work(0, granule(1)), random_weights(SPEC, 3))
+assert "torch._dynamo" not in sys.modules, "the compiler is loaded"
+"""
+    command = [sys.executable, "-c", f"import json{script}", json.dumps(sys.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_encoders_without_parts_to_compile_are_refused():

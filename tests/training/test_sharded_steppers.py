@@ -67,6 +67,8 @@ WAYS = {
         ("deepspeed", {"name": "mlm"}, PARAMETERS),
         ("deepspeed", {"name": "tsdae"}, GRADIENTS),
         ("deepspeed", {}, OPTIMIZER, "static"),
+        ("torch-fsdp", STEP, {"compile": True, "dropout": 0.1}, "deep"),
+        ("deepspeed", {}, PARAMETERS | {"compile": True, "dropout": 0.1}),
         ("torch-tensor", {}, MEMBERS, "deep"),
         ("torch-tensor", {}, MEMBERS | NOISY | PARTS | {"ema": 0.9}, "deep"),
         ("torch-tensor-fsdp", {}, MEMBERS | PARAMETERS | CHECKPOINTED, "qwen3"),
@@ -97,7 +99,9 @@ ENCODERS = {"bert": (SPEC, {}), "lora": (SPEC, LORA)} | {
 def parts_of(way) -> tuple:
     """The settings of one process, the encoder, and what is adapted of it."""
     _, objective, training, *kind = way
-    alone = {key: value for key, value in training.items() if key not in MEMBERS | STAGES}
+    alone = {
+        key: value for key, value in training.items() if key not in {*MEMBERS, *STAGES, "compile"}
+    }
     return objective, alone, *ENCODERS[kind[0] if kind else "bert"]
 
 

@@ -164,6 +164,15 @@ CHECKS: tuple[Check, ...] = (
             ("sentence-transformers", "torch_library:figures"),
         )
     ),
+    *(
+        Check(
+            name=f"training, compiled: {shape}",
+            function="torch_figures:compiled_training",
+            arguments=(shape,),
+            correctness=False,
+        )
+        for shape in SHAPES
+    ),
 )
 """In the order in which they run: what must be right comes before what is measured."""
 

@@ -16,7 +16,7 @@ import torch
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.models.adaptation import split
-from pipelines.models.frameworks.torch_compile import check_compiler, set_compiling
+from pipelines.models.frameworks.torch_compile import compile_layers, compile_nothing
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.architecture import StaticSpec
 from pipelines.models.weights import random_weights
@@ -156,11 +156,14 @@ def packed(place: Place) -> Finding:
 
 def compiled_layers(place: Place) -> Finding:
     """Compiled layers have the loss and the gradients of the others, at any number of tokens."""
+    from torch._dynamo.utils import counters
+
     told = []
     for precision, dropout in product(("fp32", "bf16"), (0.0, DROPPED)):
         way = Way(
             settings={"training": {"precision": precision, "dropout": dropout, "clip_norm": 0.0}}
         )
+        counters.clear()
         with workers_on(place.device):
             stepper, sides = new_stepper(way)
             weights = dict(stepper.checkpoint(0).weights)
@@ -172,6 +175,8 @@ def compiled_layers(place: Place) -> Finding:
                     found = stepper.gradients(work, weights)
                 _close("the loss", found[0], expected[0], FIRST if is_exact else BF16_CURVE)
                 apart = all_same("gradients", found[1], expected[1], 2e-4 if is_exact else 0.1)
+        if not counters["stats"]["unique_graphs"] or counters["graph_break"]:
+            raise AssertionError(f"not all of a layer was compiled: {dict(counters)}")
         told.append(f"{precision}, dropout {dropout}: gradients {apart:.1e} apart")
     return Finding("; ".join(told))
 
@@ -184,14 +189,13 @@ def compiling(place: Place) -> Iterator[None]:
         SkippedError: There is no compiler for the device.
     """
     try:
-        check_compiler(torch.device(place.device))
+        compile_layers(torch.device(place.device), place.folder / "compiled")
     except InputError as error:
         raise SkippedError(str(error)) from error
-    set_compiling(True)
     try:
         yield
     finally:
-        set_compiling(False)
+        compile_nothing()
 
 
 @contextmanager

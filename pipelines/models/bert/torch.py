@@ -457,7 +457,7 @@ class BertEncoder(StageEncode):
         """Run a part of a layer, compiled if this process compiles and has the whole layer."""
         if not compiles() or self._members.size > 1:
             return part(self._spec, self._members, masks, site, states, *rest)
-        drawn = None if masks is None else masks.drawn(site, states)
+        drawn = None if masks is None else masks.mask_of(site, states)
         of_any_length(states, *rest, None if drawn is None else drawn.kept)
         # The place is no constant of the compiled code, which all layers share.
         return compiled(part)(self._spec, ALONE, drawn, 0, states, *rest)

@@ -8,9 +8,13 @@ and Graph Compilation", ASPLOS 2024, doi:10.1145/3620665.3640366.
 
 from __future__ import annotations
 
+import os
+import platform
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +22,7 @@ import torch
 from pipelines.errors import InputError
 
 _Result = TypeVar("_Result")
-_KEPT_CODES = 64
+_MOST_FORMS = 64
 """Compiled forms of one function. PyTorch's eight would not do for a process of Spark that trains
 several encoders one after the other."""
 
@@ -31,22 +35,32 @@ class _Process:
 _PROCESS = _Process()
 
 
-def set_compiling(compiles: bool) -> None:
-    """Have :func:`compiled` compile in this process, or not."""
-    _PROCESS.compiles = compiles
+def compile_nothing() -> None:
+    """Have :func:`compiled` leave functions as they are; so it is in a new process."""
+    _PROCESS.compiles = False
 
 
-def compiles() -> bool:
-    """Tell whether this process compiles what it computes now: only passes with a gradient."""
-    return _PROCESS.compiles and torch.is_grad_enabled()
-
-
-def check_compiler(device: torch.device) -> None:
-    """Refuse to compile for a device whose compiler is missing.
+def compile_layers(device: torch.device, folder: Path) -> None:
+    """Have :func:`compiled` compile for a device; compiled code is kept in the folder.
 
     Raises:
-        InputError: There is no C++ compiler for a CPU, or no Triton for a GPU.
+        InputError: A C++ compiler, Python's header files, or Triton for a GPU are missing.
     """
+    # PyTorch's own folder in /tmp may be somebody else's, and it loads code from there.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # A pool of processes would outlive this one for a while.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if missing := _missing(device):
+        raise InputError(
+            "training.compile",
+            f"PyTorch cannot compile on this worker without {missing}",
+            "Install it on all workers, or set training.compile to false",
+        )
+    _PROCESS.compiles = True
+
+
+def _missing(device: torch.device) -> str | None:
+    """Return what PyTorch needs to compile and does not find; None if it finds all."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch.utils._triton import has_triton
@@ -54,15 +68,16 @@ def check_compiler(device: torch.device) -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        missing = "a C++ compiler"
-    else:
-        missing = "" if device.type == "cpu" or has_triton() else "Triton"
-    if missing:
-        raise InputError(
-            "training.compile",
-            f"PyTorch cannot compile on this worker, which has no {missing.removeprefix('a ')}",
-            f"Install {missing} on all workers, or set it to false",
-        )
+        return "a C++ compiler"
+    # Debian has the headers in a package of their own.
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return f"the header files of Python {platform.python_version()}"
+    return None if device.type == "cpu" or has_triton() else "Triton"
+
+
+def compiles() -> bool:
+    """Tell whether this process compiles what it computes now: only passes with a gradient."""
+    return _PROCESS.compiles and torch.is_grad_enabled()
 
 
 def compiled(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -72,7 +87,7 @@ def compiled(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def of_any_length(*values: Any) -> None:
     """Have compiled code take any number of tokens of the tensors [tokens, ...] among values."""
-    for value in values:
+    for value in values if compiles() else ():
         if isinstance(value, torch.Tensor):
             torch._dynamo.maybe_mark_dynamic(value, 0)
 
@@ -82,8 +97,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo import config as tracing
     from torch._inductor import config as compiling
 
-    # The compiler's pool of processes would outlive this one for a while.
+    # Whoever has imported it before has not seen the variable.
     compiling.compile_threads = 1
-    tracing.recompile_limit = _KEPT_CODES
+    tracing.recompile_limit = _MOST_FORMS
     made: Callable[..., Any] = torch.compile(function)
     return made

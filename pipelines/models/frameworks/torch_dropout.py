@@ -55,7 +55,7 @@ class DrawnMask:
     scale: float
 
     def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
-        """Return values under the mask, in fp32; see :meth:`DropoutMasks.drop`."""
+        """Return values under the mask, in fp32; the place is the mask's own."""
         return values.float() * self.kept * self.scale
 
 
@@ -93,13 +93,13 @@ class DropoutMasks:
 
     def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
         """Return values [tokens, width] under the mask of a place, in fp32."""
-        drawn = self.drawn(site, values)
+        drawn = self.mask_of(site, values)
         if by_segment(self._device):
             return values * drawn.kept
         result: torch.Tensor = _Dropped.apply(values, drawn.kept, drawn.scale)
         return result
 
-    def drawn(self, site: int, values: torch.Tensor) -> DrawnMask:
+    def mask_of(self, site: int, values: torch.Tensor) -> DrawnMask:
         """Return the mask of a place for values [tokens, width], for compiled code."""
         if by_segment(self._device):
             return DrawnMask(self.mask(site, values.shape), 1.0)

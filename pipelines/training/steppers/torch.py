@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
+from pipelines.files.copies import cache_folder
 from pipelines.lanes.files import Side
 from pipelines.losses.candidates import Picks, Targets
 from pipelines.models.adaptation import effective, layer_of, of_objective
@@ -31,7 +32,7 @@ from pipelines.models.frameworks.torch import (
 )
 from pipelines.models.frameworks.torch_batch import Batch as DeviceBatch
 from pipelines.models.frameworks.torch_batch import by_segment, to_device
-from pipelines.models.frameworks.torch_compile import check_compiler, set_compiling
+from pipelines.models.frameworks.torch_compile import compile_layers, compile_nothing
 from pipelines.models.frameworks.torch_division import WHOLE, Part
 from pipelines.models.frameworks.torch_dropout import dropout_masks, joined_masks
 from pipelines.models.frameworks.torch_module import Inputs
@@ -137,7 +138,10 @@ class TorchWork(ABC):
         self._device = worker_device()
         settings = task.run.config.training
         if settings.compile:
-            check_compiler(self._device)
+            compile_layers(self._device, cache_folder(task.run.config.storage) / "compiled")
+        else:
+            # A process of Spark trains one run after the other.
+            compile_nothing()
         self._training = with_precision(settings, everyone, has_bf16=has_bf16(self._device))
         self._token_work = token_work(task.run, self._spec, self._training)
         self.precision = self._training.precision
@@ -150,10 +154,9 @@ class TorchWork(ABC):
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Set PyTorch's number of threads, and whether it compiles."""
+        """Set PyTorch's number of threads."""
         bound_kernel_caches()
         configure_threads(settings.threads)
-        set_compiling(settings.compile)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Make one update from this worker's granules; return the loss over all workers."""
