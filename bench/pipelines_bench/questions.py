@@ -303,14 +303,19 @@ def _of_case(tree: Mapping[str, Any], case: str, seed: int) -> dict[str, Any]:
         corpus.pop("triplet_columns")
         corpus |= {"inputs": tree["mining"]["inputs"], "pairs": "columns"}
         corpus |= {"pair_columns": ["anchor", "positive"]}
-    share = {"start_share": 0.0} if case == RERANKER else {}
+    encoder = dict(tree["encoder"])
+    training = {**tree["training"], "seed": seed, "resume": False}
+    if case == RERANKER:
+        # A cross-encoder has no embeddings, of which these are settings.
+        encoder["max_length"], training["start_share"] = None, 0.0
     return {
         **tree,
         # It would name the columns again.
         "recipe": None,
         "corpus": corpus,
+        "encoder": encoder,
         "objective": objective,
-        "training": {**tree["training"], **share, "seed": seed, "resume": False},
+        "training": training,
     }
 
 

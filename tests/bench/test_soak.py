@@ -6,6 +6,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from engine_cases import WITH_HOROVOD, WITH_MEGATRON, WITH_MESH
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,8 +193,15 @@ def test_a_short_soak_tells_what_each_process_holds(prepared, tmp_path, capsys):
     }
 
 
+OPTIONAL = {"megatron": WITH_MEGATRON, "mesh": WITH_MESH, "horovod": WITH_HOROVOD}
+"""By the engine, where its package may be missing."""
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=OPTIONAL.get(name.partition("-")[0], ())) for name in CASES],
+)
 def test_every_case_can_be_soaked(name, prepared, tmp_path, capsys):
     code, told = told_by(
         capsys,

@@ -10,6 +10,7 @@ from pathlib import Path
 from host_cluster import HostCluster
 
 from faults.processes import python_workers
+from pipelines.runs.checkpoint import newest_whole_checkpoint
 
 STEPPING = 20
 LOOK_SECONDS, RARE_LOOK_SECONDS = 0.002, 0.1
@@ -57,7 +58,11 @@ def _first_step(watched: Watched) -> bool:
 
 
 def _in_a_step(watched: Watched) -> bool:
-    return watched.logged() >= STEPPING
+    # The lines of steps come before their checkpoint: a worker that stops in between leaves none.
+    logged = watched.logged()
+    return logged >= 2 * STEPPING or (
+        logged >= STEPPING and bool(newest_whole_checkpoint(watched.run))
+    )
 
 
 def _writing(watched: Watched) -> bool:
